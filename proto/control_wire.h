@@ -1,0 +1,93 @@
+/* What supervisor and executor say on their control socket. One struct is one message body.
+ *
+ * The supervisor numbers objects; the executor keeps what it was told and nothing else, so that a successor can
+ * be told the same. The supervisor holds a duplicate of every fd of every memory.
+ *
+ * Order: HELLO, READY; then MEMORY_* before the POOL or BUFFER that uses it. The supervisor detaches an object only
+ * when no step that uses it is in flight.
+ */
+#ifndef KVPOOL_PROTO_CONTROL_WIRE_H
+#define KVPOOL_PROTO_CONTROL_WIRE_H
+
+#include <stdint.h>
+
+#include "proto/limits.h"
+#include "proto/status.h"
+
+enum kvp_control_kind {
+  /* supervisor -> executor */
+  KVP_CONTROL_HELLO = 1,          /* kvp_control_hello; fds: ring, eventfd to executor, eventfd to supervisor */
+  KVP_CONTROL_MEMORY_CREATE = 2,  /* kvp_control_memory; reply: MEMORY_CHUNKS..., then RESULT */
+  KVP_CONTROL_MEMORY_IMPORT = 3,  /* kvp_control_chunks + fds; several messages, RESULT after the last chunk */
+  KVP_CONTROL_MEMORY_DESTROY = 4, /* kvp_control_memory */
+  KVP_CONTROL_POOL_ATTACH = 5,    /* kvp_control_pool; fd: owner table */
+  KVP_CONTROL_POOL_DETACH = 6,    /* kvp_control_pool (pool_id) */
+  KVP_CONTROL_BUFFER_ATTACH = 7,  /* kvp_control_buffer */
+  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id) */
+  /* executor -> supervisor */
+  KVP_CONTROL_READY = 32,         /* kvp_control_ready */
+  KVP_CONTROL_MEMORY_CHUNKS = 33, /* kvp_control_chunks + fds */
+  KVP_CONTROL_RESULT = 34,        /* struct kvp_error (status ok: done), to the request of that number */
+};
+
+struct kvp_control_hello {
+  uint32_t version;
+  uint32_t thread_count; /* host backend: kernel threads; 0 = one per core */
+  char device[kvp_name_bytes_max];
+  char socket_path[256]; /* unlinked by the executor when it finds its supervisor dead; "" = none */
+  char lock_path[256];   /* whose lock the supervisor holds as long as it lives */
+};
+
+struct kvp_control_memory {
+  uint64_t memory_id;
+  uint64_t bytes;
+  char name[kvp_name_bytes_max]; /* shows in /proc/PID/maps */
+};
+
+struct kvp_control_chunks {
+  uint64_t memory_id;
+  uint64_t memory_bytes;
+  uint32_t first_chunk;
+  uint32_t chunk_count; /* of the whole memory; this message has fd_count of them */
+  uint64_t chunk_bytes[kvp_control_fds_max];
+};
+
+struct kvp_control_region {
+  uint64_t memory_id;
+  uint32_t format; /* enum kvp_format_id */
+  uint32_t width;  /* elements */
+  uint32_t tokens_per_block;
+  uint32_t num_layers;
+  char name[kvp_name_bytes_max];
+};
+
+struct kvp_control_pool {
+  uint64_t pool_id;
+  uint32_t num_blocks;
+  uint32_t kind; /* enum kvp_pool_kind */
+  uint32_t region_count;
+  uint32_t reserved;
+  struct kvp_control_region regions[kvp_regions_per_pool_max];
+};
+
+struct kvp_control_buffer {
+  uint64_t buffer_id;
+  uint64_t memory_id;
+  uint64_t bytes;
+  uint32_t owner; /* session slot */
+  uint32_t reserved;
+};
+
+struct kvp_control_ready {
+  uint32_t version;
+  uint32_t pid;
+  uint64_t memory_bytes; /* the device's own figure; host: what the machine has */
+  char description[kvp_note_bytes_max];
+};
+
+enum kvp_pool_kind { KVP_POOL_PAGED = 0, KVP_POOL_RING = 1 };
+
+_Static_assert(sizeof(struct kvp_control_pool) <= kvp_control_body_bytes_max, "a message holds it");
+_Static_assert(sizeof(struct kvp_control_chunks) <= kvp_control_body_bytes_max, "a message holds it");
+
+#endif

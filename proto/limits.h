@@ -1,0 +1,50 @@
+/* Every limit of the system. Sizes of queues are written as the sum of who uses them. */
+#ifndef KVPOOL_PROTO_LIMITS_H
+#define KVPOOL_PROTO_LIMITS_H
+
+enum {
+  /* gRPC messages */
+  kvp_message_bytes_max = 4 << 20,                        /* one request */
+  kvp_message_arena_bytes_max = 4 * kvp_message_bytes_max, /* what unpacking one may allocate */
+  kvp_chunk_bytes_max = 1 << 20,                          /* one piece of a buffer or of inline rows */
+  kvp_secret_bytes = 16,
+
+  /* names */
+  kvp_name_bytes_max = 64, /* pools, regions, devices, sessions, namespaces; terminating NUL included */
+  kvp_note_bytes_max = 256,
+
+  /* pools */
+  kvp_pools_max = 64,
+  kvp_regions_per_pool_max = 16,
+  kvp_layers_per_region_max = 1024,
+  kvp_devices_max = 16,
+  kvp_format_width_max = 65536, /* elements of a bf16 record */
+
+  /* sessions */
+  kvp_sessions_max = 1024, /* the configuration may lower it; owner entries have room for 65535 */
+  kvp_queues_per_session_max = 16,
+  kvp_steps_in_flight_per_session_max = 256, /* accepted or waiting; one more is `busy` */
+  kvp_step_bytes_in_flight_per_session_max = 64 << 20,
+  kvp_buffers_per_session_max = 1024,
+
+  /* steps */
+  kvp_ops_per_step_max = 1024,
+  kvp_arrays_per_step_max = 1024,
+  kvp_inspect_records_max = 1024,
+  kvp_queues_per_executor_max = 4096, /* open step streams of one device, and one for each call without one */
+
+  /* one ring */
+  kvp_ring_commands = 4096,               /* power of two */
+  kvp_ring_command_arena_bytes = 64 << 20, /* >= 2 steps of the largest size */
+  kvp_ring_completions = 8192,            /* power of two; two a command: accepted, done */
+  kvp_ring_completion_arena_bytes = 16 << 20,
+  kvp_step_bytes_max = 8 << 20, /* one encoded step: arrays of one message, and its ops */
+
+  /* control messages */
+  kvp_control_fds_max = 64,         /* in one message */
+  kvp_control_body_bytes_max = 16384,
+  kvp_chunks_per_memory_max = 4096, /* fds of one region: 4 TiB */
+  kvp_chunk_memory_bytes = 1 << 30, /* size of one memory chunk */
+};
+
+#endif

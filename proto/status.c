@@ -1,0 +1,69 @@
+#include "proto/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *kvp_status_name(enum kvp_status status) {
+  switch (status) {
+#define X(name, number, wire, grpc, text) \
+  case KVP_##name:                        \
+    return wire;
+    KVP_STATUS_MAP(X)
+#undef X
+  }
+  return "unknown";
+}
+
+const char *kvp_status_text(enum kvp_status status) {
+  switch (status) {
+#define X(name, number, wire, grpc, text) \
+  case KVP_##name:                        \
+    return text;
+    KVP_STATUS_MAP(X)
+#undef X
+  }
+  return "unknown";
+}
+
+int kvp_status_grpc(enum kvp_status status) {
+  switch (status) {
+#define X(name, number, wire, grpc, text) \
+  case KVP_##name:                        \
+    return grpc;
+    KVP_STATUS_MAP(X)
+#undef X
+  }
+  return 13;
+}
+
+static void error_fill(struct kvp_error *error, enum kvp_status status, int32_t op, const char *array,
+                       int64_t position, int64_t value, const char *format, va_list arguments) {
+  if (error == NULL) {
+    return;
+  }
+  memset(error, 0, sizeof *error);
+  error->status = (int32_t)status;
+  error->op = op;
+  error->position = position;
+  error->value = value;
+  (void)snprintf(error->array, sizeof error->array, "%s", array);
+  (void)vsnprintf(error->text, sizeof error->text, format, arguments);
+}
+
+enum kvp_status kvp_error_set(struct kvp_error *error, enum kvp_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  error_fill(error, status, -1, "", -1, 0, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+enum kvp_status kvp_error_set_at(struct kvp_error *error, enum kvp_status status, int32_t op, const char *array,
+                                 int64_t position, int64_t value, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  error_fill(error, status, op, array, position, value, format, arguments);
+  va_end(arguments);
+  return status;
+}

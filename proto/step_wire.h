@@ -1,0 +1,120 @@
+/* A step as bytes: what a producer (supervisor, later a worker) writes into a ring and the executor copies out
+ * and checks. Little-endian, fixed layout, no pointers. Both doors, gRPC and rings, end in this.
+ *
+ *   [struct kvp_wire_step][struct kvp_wire_op x op_count][struct kvp_wire_array x array_count][inline data]
+ *
+ * Inline data of arrays starts at any multiple of 8 behind the tables; its offset counts from the start of the
+ * step. Nothing here is trusted: every number is checked by the executor's intake, on its own copy.
+ */
+#ifndef KVPOOL_PROTO_STEP_WIRE_H
+#define KVPOOL_PROTO_STEP_WIRE_H
+
+#include <stdint.h>
+
+#include "proto/status.h"
+
+#define KVP_WIRE_STEP_MAGIC UINT32_C(0x7073766b) /* "kvsp" */
+#define KVP_WIRE_VERSION UINT32_C(1)
+
+#define KVP_WIRE_NO_ARRAY UINT32_C(0xFFFFFFFF)
+
+/* Ops. Those from KVP_OP_BUFFER_WRITE on are the daemon's own: refused on rings that are not the supervisor's. */
+enum kvp_op_kind {
+  KVP_OP_STORE = 1,
+  KVP_OP_LOAD = 2,
+  KVP_OP_BUFFER_WRITE = 64, /* inline bytes (array 0, counted in bytes) -> view `source` */
+  KVP_OP_BUFFER_READ = 65,  /* view `source` -> result bytes of the completion */
+  KVP_OP_BUFFER_FILL = 66,  /* view `source` filled with the low byte of `argument` */
+  KVP_OP_REGION_READ = 67,  /* `argument` = offset within the layer, `total_k` = bytes -> result bytes */
+};
+
+enum kvp_wire_view_flag { KVP_WIRE_VIEW_PRESENT = 1 };
+
+/* rows of row_bytes each, one every row_stride_bytes, from offset_bytes of a buffer on. 48 bytes. */
+struct kvp_wire_view {
+  uint64_t buffer_id;
+  uint64_t offset_bytes;
+  uint64_t rows;
+  uint64_t row_stride_bytes;
+  uint32_t row_bytes;
+  uint32_t flags; /* 0: the view is absent, all other fields are 0 */
+  uint64_t reserved;
+};
+
+/* An int32 array (or, for KVP_OP_BUFFER_WRITE, bytes). 40 bytes. */
+struct kvp_wire_array {
+  uint64_t buffer_id; /* 0: inline */
+  uint64_t offset_bytes;
+  uint64_t bytes;
+  uint64_t reserved[2];
+};
+
+/* 256 bytes. */
+struct kvp_wire_op {
+  uint32_t kind;
+  uint32_t flags;
+  uint64_t pool_id;
+  uint32_t region;
+  uint32_t layer;
+  uint32_t arrays[4];         /* store: [0] slots. load: [0] segments. Others KVP_WIRE_NO_ARRAY */
+  struct kvp_wire_view source; /* store: source rows. load: output rows */
+  struct kvp_wire_view second; /* store: cast_back. load: output scales */
+  uint64_t total_k;
+  uint64_t argument;
+  uint64_t reserved[13];
+};
+
+/* 64 bytes. */
+struct kvp_wire_step {
+  uint32_t magic;
+  uint32_t version;
+  uint32_t op_count;
+  uint32_t array_count;
+  uint32_t bytes; /* of the whole step */
+  uint32_t queue; /* steps of one queue run in order */
+  uint32_t owner; /* session slot, as in the owner table; 0 = the daemon itself (an operator): owns every block */
+  uint32_t flags;
+  uint64_t epoch; /* the latest the client has seen */
+  uint64_t reserved[3];
+};
+
+/* One op's report, 96 bytes. */
+struct kvp_wire_report {
+  uint64_t rows_stored;
+  uint64_t rows_loaded;
+  uint64_t rows_skipped;
+  uint64_t rows_rejected;
+  uint64_t rows_nonfinite;
+  uint64_t groups_saturated;
+  uint64_t bytes_read;
+  uint64_t bytes_written;
+  uint64_t queued_ns;
+  uint64_t started_ns;
+  uint64_t finished_ns;
+  uint64_t flags; /* KVP_REPORT_UNCHECKED_ARRAYS */
+};
+
+enum { KVP_REPORT_UNCHECKED_ARRAYS = 1 };
+
+/* What a ring carries. Records towards the executor: */
+enum kvp_command_kind {
+  KVP_COMMAND_STEP = 1,         /* payload: a step; tag: the producer's */
+  KVP_COMMAND_QUEUE_CLOSE = 2,  /* tag: the queue; all its steps have been completed */
+};
+
+/* Records from the executor; tag: that of the command. */
+enum kvp_completion_kind {
+  KVP_COMPLETION_ACCEPTED = 1, /* checked: it will run */
+  KVP_COMPLETION_REFUSED = 2,  /* payload: struct kvp_error; nothing ran */
+  KVP_COMPLETION_DONE = 3,     /* payload: reports[op_count], then result bytes of the op that has any */
+  KVP_COMPLETION_FAILED = 4,   /* payload: struct kvp_error; it was accepted and did not finish */
+};
+
+_Static_assert(sizeof(struct kvp_wire_view) == 48, "wire layout");
+_Static_assert(sizeof(struct kvp_wire_array) == 40, "wire layout");
+_Static_assert(sizeof(struct kvp_wire_op) == 256, "wire layout");
+_Static_assert(sizeof(struct kvp_wire_step) == 64, "wire layout");
+_Static_assert(sizeof(struct kvp_wire_report) == 96, "wire layout");
+_Static_assert(sizeof(struct kvp_error) == 24 + kvp_error_array_bytes_max + kvp_error_text_bytes_max, "wire layout");
+
+#endif
