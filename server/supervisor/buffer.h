@@ -1,0 +1,41 @@
+/* Daemon-made buffers: device memory of one session that sources, outputs and arrays lie in. Loop thread only. */
+#ifndef KVPOOL_SUPERVISOR_BUFFER_H
+#define KVPOOL_SUPERVISOR_BUFFER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/supervisor/memory.h"
+
+struct kvp_daemon;
+struct kvp_device;
+struct kvp_session;
+
+struct kvp_buffer {
+  uint64_t id; /* never used twice */
+  struct kvp_session *session;
+  struct kvp_device *device;
+  struct kvp_memory *memory;
+  uint64_t bytes;
+  bool attached;  /* its executor knows it */
+  bool releasing; /* hidden; goes when `release_fence` is reached */
+  uint64_t release_fence;
+  struct kvp_buffer *next; /* of the session */
+};
+
+typedef void (*kvp_buffer_done_fn)(void *context, struct kvp_buffer *buffer, const struct kvp_error *error);
+
+/* Charges ledger and quota, has the executor make it, zero-filled. done once, later; buffer NULL on an error. */
+void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
+                       kvp_buffer_done_fn done, void *context);
+struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error);
+/* Hidden at once; its memory goes when every step submitted so far has retired. */
+void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer);
+void kvp_buffer_release_all(struct kvp_daemon *daemon, struct kvp_session *session);
+/* Fences have been reached up to `fence`. */
+void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence);
+/* A new executor of this device: import and attach every buffer there. */
+void kvp_buffer_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done,
+                            void *context);
+
+#endif

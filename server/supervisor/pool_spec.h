@@ -1,0 +1,30 @@
+/* What a pool is asked to be: from the configuration, a flag or CreatePool. Plain data, checked by kvp_pool_create. */
+#ifndef KVPOOL_SUPERVISOR_POOL_SPEC_H
+#define KVPOOL_SUPERVISOR_POOL_SPEC_H
+
+#include <stdint.h>
+
+#include "proto/control_wire.h"
+#include "proto/limits.h"
+
+struct kvp_region_spec {
+  char name[kvp_name_bytes_max];
+  char format[kvp_name_bytes_max]; /* a catalogue name */
+  char note[kvp_note_bytes_max];
+  uint32_t width;             /* elements; 0 = the format's own */
+  uint32_t compression_ratio; /* tokens_per_block = block_size / ratio; 0 = 1 */
+  uint32_t num_layers;
+};
+
+struct kvp_pool_spec {
+  char name[kvp_name_bytes_max];
+  enum kvp_pool_kind kind;
+  uint32_t block_size; /* tokens of the sequence that a block covers */
+  uint32_t num_blocks;
+  uint32_t placement_count; /* 0 = the first device */
+  char placements[kvp_devices_max][kvp_name_bytes_max];
+  uint32_t region_count;
+  struct kvp_region_spec regions[kvp_regions_per_pool_max];
+};
+
+#endif

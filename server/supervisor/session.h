@@ -1,0 +1,64 @@
+/* Sessions: one engine each, with a secret, a quota, blocks, buffers and steps. Loop thread only.
+ *
+ *   OPEN --stream ends, close, drain--> CLOSING --last step retired--> gone, its slot free again
+ *
+ * CLOSING: nothing new is taken; steps that have not reached the executor are dropped; blocks go to quarantine, buffers
+ * are released when the last step that may use them has retired.
+ */
+#ifndef KVPOOL_SUPERVISOR_SESSION_H
+#define KVPOOL_SUPERVISOR_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/limits.h"
+#include "server/supervisor/rpc.h"
+
+struct kvp_daemon;
+struct kvp_buffer;
+
+enum kvp_session_state { KVP_SESSION_OPEN, KVP_SESSION_CLOSING };
+
+struct kvp_session {
+  uint64_t id;   /* random-free counter, never used twice */
+  uint16_t slot; /* owner in owner tables, 1 .. sessions_max; free again when the session is gone */
+  enum kvp_session_state state;
+  uint8_t secret[kvp_secret_bytes];
+  char name[kvp_name_bytes_max];
+  char namespace_name[kvp_name_bytes_max];
+  struct kvp_rpc_peer peer;
+  uint64_t opened_unix_ns;
+  struct kvp_rpc_call *stream; /* its OpenSession call, referenced; NULL when over */
+  uint32_t blocks;             /* leased in all pools */
+  uint32_t blocks_max;         /* 0: no quota */
+  uint32_t buffer_count;
+  uint64_t buffer_bytes;
+  struct kvp_buffer *buffers; /* list, by buffer.c */
+  uint32_t queues;            /* open step streams */
+  uint32_t steps_in_flight;   /* by step.c, like the next three */
+  uint64_t step_bytes_in_flight;
+  uint64_t steps_done;
+  uint64_t steps_refused;
+};
+
+struct kvp_session_table {
+  struct kvp_session *slots[kvp_sessions_max + 1]; /* by slot; [0] stays NULL */
+  uint32_t count;
+  uint64_t next_id;
+};
+
+/* busy: sessions_max reached (the number in the text). The stream is referenced. */
+enum kvp_status kvp_session_open(struct kvp_daemon *daemon, struct kvp_rpc_call *stream, const char *name,
+                                 const char *namespace_name, uint32_t blocks_max, struct kvp_session **out,
+                                 struct kvp_error *error);
+/* Checks id and secret (in constant time). unknown_session, wrong_secret; never a CLOSING one. */
+struct kvp_session *kvp_session_authenticate(struct kvp_daemon *daemon, uint64_t session_id, const void *secret,
+                                             size_t secret_bytes, struct kvp_error *error);
+/* reason: sent as the last event when the stream is still there; NULL when the client closed it. */
+void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, const struct kvp_error *reason);
+/* Called by step.c and buffer.c whenever a session's last step retired or a buffer went: finishes a CLOSING one. */
+void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session);
+/* Tells every open session about a device: lost (its torn blocks are told by step.c's failures) or restored. */
+void kvp_session_tell_device(struct kvp_daemon *daemon, const char *device, bool lost);
+
+#endif
