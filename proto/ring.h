@@ -56,6 +56,7 @@ struct kvp_lane_end {
   uint64_t reserved_begin; /* producer: start of the payload being written */
   uint32_t reserved_bytes;
   bool reserved;
+  bool is_producer;
 };
 
 /* A mapped ring. */

@@ -42,7 +42,7 @@
   X(INTERNAL, 30, "internal", 13, "a fault of the daemon; its log says more")
 
 enum kvp_status {
-#define X(name, number, wire, grpc, text) KVP_##name = number,
+#define X(name, number, wire, grpc, text) KVP_##name = (number),
   KVP_STATUS_MAP(X)
 #undef X
 };

@@ -17,12 +17,20 @@ struct kvp_buffer {
   struct kvp_device *device;
   struct kvp_memory *memory;
   uint64_t bytes;
-  bool attached;  /* its executor knows it */
+  bool creating;  /* the caller has not been told yet; can't be found */
   bool releasing; /* hidden; goes when `release_fence` is reached */
   uint64_t release_fence;
-  struct kvp_buffer *next; /* of the session */
+  struct kvp_buffer *next;           /* of the session */
+  struct kvp_buffer *next_releasing; /* of the daemon */
 };
 
+/* Buffers that wait for their fence, in its order. */
+struct kvp_buffer_releases {
+  struct kvp_buffer *first;
+  struct kvp_buffer *last;
+};
+
+/* buffer NULL on an error. */
 typedef void (*kvp_buffer_done_fn)(void *context, struct kvp_buffer *buffer, const struct kvp_error *error);
 
 /* Charges ledger and quota, has the executor make it, zero-filled. done once, later; buffer NULL on an error. */
@@ -31,6 +39,7 @@ void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, s
 struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error);
 /* Hidden at once; its memory goes when every step submitted so far has retired. */
 void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer);
+/* The caller settles the session afterwards. Creations under way end with cancelled. */
 void kvp_buffer_release_all(struct kvp_daemon *daemon, struct kvp_session *session);
 /* Fences have been reached up to `fence`. */
 void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence);

@@ -2,6 +2,7 @@
 #ifndef KVPOOL_SUPERVISOR_DEVICE_H
 #define KVPOOL_SUPERVISOR_DEVICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "server/supervisor/executor_link.h"
@@ -17,6 +18,16 @@ struct kvp_device {
   struct kvp_executor_link *link;
   struct kvp_ledger ledger;
   struct kvp_step_table steps; /* waiting and in flight */
+  bool limit_known;            /* the ledger's limit is decided once, by the first executor */
+  bool served;                 /* has been SERVING before */
 };
+
+/* The link and its events; spawns nothing. name is one of the configuration's. */
+enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const char *name, struct kvp_error *error);
+/* Its link is STOPPED. */
+void kvp_device_deinit(struct kvp_device *device);
+
+/* May memory be asked of it now? busy while it starts, device_lost after its executor died, shutting_down. */
+enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct kvp_error *error);
 
 #endif

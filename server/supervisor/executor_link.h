@@ -36,11 +36,14 @@ struct kvp_link_options {
 struct kvp_link_events {
   /* READY arrived: re-attach every object of this device with requests, then kvp_executor_link_serve. */
   void (*ready)(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready);
-  /* The executor is gone. Requests have been answered, the ring holds nothing any more. */
+  /* An executor that was ready is gone, on kvp_executor_link_stop too. It has been reaped, what it had completed has
+   * been told, requests have been answered, the ring holds nothing any more. */
   void (*lost)(void *context, struct kvp_executor_link *link);
   /* A record from the executor, checked and copied. */
   void (*completion)(void *context, struct kvp_executor_link *link, const struct kvp_ring_record *record,
                      const uint8_t *payload);
+  /* After a burst of completions, and when a post that was told busy may be tried again. NULL: not wanted. */
+  void (*progress)(void *context, struct kvp_executor_link *link);
   /* After kvp_executor_link_stop: the process is reaped. The link may be destroyed. */
   void (*stopped)(void *context, struct kvp_executor_link *link);
 };
@@ -52,7 +55,8 @@ enum kvp_status kvp_executor_link_new(uv_loop_t *loop, const struct kvp_link_opt
 enum kvp_status kvp_executor_link_start(struct kvp_executor_link *link, struct kvp_error *error);
 /* Closes the control socket (the executor exits by itself; SIGKILL after 2 s) and ends with `stopped`. */
 void kvp_executor_link_stop(struct kvp_executor_link *link);
-void kvp_executor_link_destroy(struct kvp_executor_link *link); /* only when STOPPED */
+/* Only after `stopped`, or before the start. Its handles close on the loop, which has to run for it. NULL is allowed. */
+void kvp_executor_link_destroy(struct kvp_executor_link *link);
 
 /* One MEMORY_CHUNKS message on the way to the answer; the fds become the callee's. */
 typedef void (*kvp_link_chunks_fn)(void *context, const struct kvp_control_chunks *chunks, const int *fds,
@@ -82,6 +86,7 @@ enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link
 const char *kvp_executor_link_device(const struct kvp_executor_link *link);
 pid_t kvp_executor_link_pid(const struct kvp_executor_link *link); /* 0: none */
 uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link);
-const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link); /* NULL before READY */
+/* The latest; NULL before the first READY. */
+const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link);
 
 #endif

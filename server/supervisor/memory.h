@@ -18,7 +18,7 @@ typedef void (*kvp_memory_done_fn)(void *context, const struct kvp_error *error)
  * once, later; when it tells an error nothing is left behind and *out is to be destroyed all the same. */
 void kvp_memory_create(struct kvp_executor_link *link, uint64_t memory_id, const char *name, uint64_t bytes,
                        kvp_memory_done_fn done, void *context, struct kvp_memory **out);
-/* Gives the chunks to the link's new executor. */
+/* Gives the chunks to the link's new executor. done NULL: a failure is logged. */
 void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context);
 /* Tells the executor and closes the fds. Nothing may use it any more; a create or restore under way is waited for inside
  * (its done is not called any more). NULL is allowed. */

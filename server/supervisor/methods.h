@@ -23,6 +23,11 @@ extern const struct kvp_method_table kvp_methods_step;    /* Steps, RunStep */
 extern const struct kvp_method_table kvp_methods_rows;    /* StoreRows, LoadRows */
 extern const struct kvp_method_table kvp_methods_inspect; /* InspectRecords, DumpBlocks */
 
+enum { kvp_protocol_version = 1 };
+
+/* All tables as one. */
+const struct kvp_rpc_method *kvp_methods_all(size_t *count);
+
 /* The session a request names. NULL: *error says why; a missing SessionRef is unknown_session. */
 struct kvp_session *kvp_method_session(struct kvp_daemon *daemon, const Kvpool__V1__SessionRef *reference,
                                        struct kvp_error *error);

@@ -30,11 +30,13 @@ struct kvp_pool {
   uint64_t bytes_per_placement;
   uint32_t steps_in_flight; /* kept by step.c: a pool in use is not deleted */
   bool serving; /* created completely; only then can it be found */
+  uint32_t restores; /* under way: not deleted meanwhile */
 };
 
 struct kvp_pool_table {
   struct kvp_pool *pools[kvp_pools_max]; /* NULL: free slot */
   uint64_t next_id;
+  uint32_t work; /* creations and restores under way */
 };
 
 typedef void (*kvp_pool_done_fn)(void *context, struct kvp_pool *pool, const struct kvp_error *error);
@@ -56,6 +58,12 @@ struct kvp_placement *kvp_pool_placement(struct kvp_pool *pool, const struct kvp
 void kvp_pool_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done, void *context);
 /* Steps up to `fence` (struct kvp_daemon.step_sequence) have retired: quarantined blocks return. */
 void kvp_pool_reach_all(struct kvp_daemon *daemon, uint64_t fence);
+/* Everything a session has leased, to quarantine. Returns how many blocks. */
+uint32_t kvp_pool_free_owner_all(struct kvp_daemon *daemon, uint16_t owner, uint64_t fence);
+/* Blocks of all pools that still name this owner, in quarantine. */
+uint32_t kvp_pool_quarantined_by(const struct kvp_daemon *daemon, uint16_t owner);
+/* The device's executor is gone: nothing is attached there any more. */
+void kvp_pool_device_lost(struct kvp_daemon *daemon, const struct kvp_device *device);
 /* At the daemon's end: closes everything, tells no executor. */
 void kvp_pool_table_deinit(struct kvp_daemon *daemon);
 

@@ -1,10 +1,11 @@
-/* What a pool is asked to be: from the configuration, a flag or CreatePool. Plain data, checked by kvp_pool_create. */
+/* What a pool is asked to be: from the configuration, a flag or CreatePool. Plain data. */
 #ifndef KVPOOL_SUPERVISOR_POOL_SPEC_H
 #define KVPOOL_SUPERVISOR_POOL_SPEC_H
 
 #include <stdint.h>
 
 #include "proto/control_wire.h"
+#include "proto/format.h"
 #include "proto/limits.h"
 
 struct kvp_region_spec {
@@ -26,5 +27,10 @@ struct kvp_pool_spec {
   uint32_t region_count;
   struct kvp_region_spec regions[kvp_regions_per_pool_max];
 };
+
+/* Checks all that needs no device: names, formats, geometry, duplicates. regions: [spec->region_count], NULL allowed;
+ * bytes: of all regions together, on each placement. */
+enum kvp_status kvp_pool_spec_check(const struct kvp_pool_spec *spec, struct kvp_geometry *regions, uint64_t *bytes,
+                                    struct kvp_error *error);
 
 #endif

@@ -16,6 +16,7 @@
 
 struct kvp_daemon;
 struct kvp_buffer;
+struct kvp_step_stream;
 
 enum kvp_session_state { KVP_SESSION_OPEN, KVP_SESSION_CLOSING };
 
@@ -35,6 +36,7 @@ struct kvp_session {
   uint64_t buffer_bytes;
   struct kvp_buffer *buffers; /* list, by buffer.c */
   uint32_t queues;            /* open step streams */
+  struct kvp_step_stream *step_streams; /* they, by step_stream.c */
   uint32_t steps_in_flight;   /* by step.c, like the next three */
   uint64_t step_bytes_in_flight;
   uint64_t steps_done;
@@ -44,6 +46,8 @@ struct kvp_session {
 struct kvp_session_table {
   struct kvp_session *slots[kvp_sessions_max + 1]; /* by slot; [0] stays NULL */
   uint32_t count;
+  uint32_t closing_count; /* of them CLOSING */
+  uint32_t stream_count;  /* OpenSession calls that have not closed yet */
   uint64_t next_id;
 };
 
@@ -58,6 +62,10 @@ struct kvp_session *kvp_session_authenticate(struct kvp_daemon *daemon, uint64_t
 void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, const struct kvp_error *reason);
 /* Called by step.c and buffer.c whenever a session's last step retired or a buffer went: finishes a CLOSING one. */
 void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session);
+/* Blocks came back: finishes every CLOSING session that waited for them. */
+void kvp_session_settle_all(struct kvp_daemon *daemon);
+/* The daemon ends: closes every open session for `reason`. */
+void kvp_session_close_all(struct kvp_daemon *daemon, const struct kvp_error *reason);
 /* Tells every open session about a device: lost (its torn blocks are told by step.c's failures) or restored. */
 void kvp_session_tell_device(struct kvp_daemon *daemon, const char *device, bool lost);
 

@@ -20,6 +20,8 @@ struct kvp_device;
 struct kvp_session;
 struct kvp_pool;
 struct kvp_step;
+struct kvp_step_slots;
+struct kvp_step_queues;
 
 struct kvp_torn_blocks {
   uint64_t pool_id;
@@ -45,29 +47,36 @@ struct kvp_step_events {
 
 /* The steps of one device, in order of arrival. */
 struct kvp_step_table {
-  struct kvp_step *first; /* the oldest that has not retired */
+  struct kvp_step *first; /* the oldest that has not retired; those in the ring, then those waiting */
   struct kvp_step *last;
-  struct kvp_step *next_to_post;
+  struct kvp_step *next_to_post; /* the first that waits */
   uint32_t count;
   uint64_t done_count;
-  uint32_t next_queue;
+  bool retired; /* some have, since the daemon was told */
+  struct kvp_step_slots *slots;   /* who is in the ring; made with the first step */
+  struct kvp_step_queues *queues; /* made with the first queue */
 };
 
-/* A queue number of this device, for a stream or for one call. close: after its last step retired. */
-uint32_t kvp_step_queue_open(struct kvp_device *device);
-void kvp_step_queue_close(struct kvp_device *device, uint32_t queue);
+/* Memory for a step of so many encoded bytes, uninitialized; NULL when there is none. Goes to kvp_step_submit or
+ * kvp_step_free. */
+struct kvp_wire_step *kvp_step_alloc(uint32_t bytes);
+void kvp_step_free(struct kvp_wire_step *encoded); /* NULL is allowed */
 
-/* Takes over `encoded` (malloc'ed; a complete struct kvp_wire_step, its queue and owner set). session NULL: the daemon's
- * own. pools: the pools its ops use, for their in-flight counts. Refused at once (encoded is freed, no callback):
- * busy - limits of the session; shutting_down. Otherwise finished is called once, later. */
-enum kvp_status kvp_step_submit(struct kvp_device *device, struct kvp_session *session, void *encoded,
+/* Takes over `encoded` (of kvp_step_alloc; complete, its queue and owner set). session NULL: the daemon's own. pools: the
+ * pools its ops use, each once, for their in-flight counts. Refused at once (encoded is freed, no callback): busy - limits
+ * of the session; unknown_session - it is closing; shutting_down. Otherwise finished is called once, later. */
+enum kvp_status kvp_step_submit(struct kvp_device *device, struct kvp_session *session, struct kvp_wire_step *encoded,
                                 struct kvp_pool *const *pools, uint32_t pool_count,
                                 const struct kvp_step_events *events, void *context, uint64_t tag,
                                 struct kvp_error *error);
 /* The caller of these steps is gone: their events are not called any more; steps not posted yet are dropped. */
 void kvp_step_abandon(struct kvp_device *device, void *context);
 
-/* From the device's link events. */
+/* Drops the steps of a closing session that have not been posted; they end with cancelled. The caller settles it. */
+void kvp_step_drop_session(struct kvp_daemon *daemon, struct kvp_session *session);
+
+/* From the device's link events. A burst of completions, and device_lost too, ends with kvp_step_post_waiting (the link's
+ * `progress`): it posts what waits and tells the daemon what has retired. */
 void kvp_step_completion(struct kvp_device *device, const struct kvp_ring_record *record, const uint8_t *payload);
 void kvp_step_device_lost(struct kvp_device *device);
 void kvp_step_post_waiting(struct kvp_device *device);
@@ -76,5 +85,7 @@ void kvp_step_post_waiting(struct kvp_device *device);
 uint64_t kvp_step_retired_fence(const struct kvp_daemon *daemon);
 /* Drops everything not posted, at shutdown. */
 void kvp_step_drop_waiting(struct kvp_device *device, enum kvp_status status);
+/* Frees the table's memory. Only when it is empty. */
+void kvp_step_table_deinit(struct kvp_step_table *steps);
 
 #endif

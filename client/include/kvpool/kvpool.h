@@ -1,0 +1,563 @@
+/* libkvpool: the C interface to kvpoold, a daemon that owns the paged KV pool of one host.
+ *
+ * A scheduler connects, opens a session, leases blocks of a pool and sends steps: lists of store and load operations on
+ * records addressed by slots. The planners at the end of this file turn block tables and sequence lengths into the
+ * slots and segments that steps take; they need no daemon.
+ *
+ * Conventions
+ *   Ownership   kvpool_*_new, _open, _create and _connect give an object that the matching _destroy, _close or _release
+ *               takes back; both accept NULL. Pointers that an accessor returns live as long as their object.
+ *   Errors      Calls that can fail return a kvpool_status and fill the kvpool_error they are given (NULL: not wanted).
+ *               Outputs are set on success only. There is no global state.
+ *   Threads     One kvpool_client may be used by any number of threads at once. A kvpool_step or kvpool_queue belongs to
+ *               one thread at a time. Callbacks run on the library's own thread, one at a time, in order of occurrence;
+ *               a blocking call from inside a callback is refused (KVPOOL_INVALID_ARGUMENT).
+ *   Blocking    A call that talks to the daemon blocks until the answer, at most the client's timeout
+ *               (KVPOOL_DEADLINE_EXCEEDED: it may or may not have happened). Asynchronous calls say so.
+ *   Arrays      int32 slots, block ids and segments in host byte order (little-endian hosts only).
+ */
+#ifndef KVPOOL_KVPOOL_H
+#define KVPOOL_KVPOOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KVPOOL_API __attribute__((visibility("default")))
+#else
+#define KVPOOL_API
+#endif
+
+/* The version of this header; kvpool_version() is that of the library in use. */
+#define KVPOOL_VERSION_MAJOR 0
+#define KVPOOL_VERSION_MINOR 1
+#define KVPOOL_VERSION_PATCH 0
+
+/* "0.1.0". Static. */
+KVPOOL_API const char *kvpool_version(void);
+
+/* ---- errors ------------------------------------------------------------------------------------------------------- */
+
+/* The codes of the protocol, and what a client adds to them (from 100 on). */
+typedef enum kvpool_status {
+  KVPOOL_OK = 0,
+  KVPOOL_INVALID_ARGUMENT = 1,
+  KVPOOL_OUT_OF_RANGE = 2,
+  KVPOOL_NOT_OWNER = 3,
+  KVPOOL_STALE_BLOCK = 4,
+  KVPOOL_SEALED_BLOCK = 5,
+  KVPOOL_HAZARD_STORE_BEFORE_LOAD = 6,
+  KVPOOL_WRONG_FORMAT = 7,
+  KVPOOL_WRONG_DEVICE = 8,
+  KVPOOL_TOO_LARGE = 9,
+  KVPOOL_BUSY = 10,
+  KVPOOL_UNKNOWN_SESSION = 11,
+  KVPOOL_DEVICE_LOST = 12,
+  KVPOOL_UNKNOWN_POOL = 13,
+  KVPOOL_UNKNOWN_REGION = 14,
+  KVPOOL_UNKNOWN_LAYER = 15,
+  KVPOOL_UNKNOWN_BUFFER = 16,
+  KVPOOL_WRONG_SECRET = 17,
+  KVPOOL_PERMISSION_DENIED = 18,
+  KVPOOL_OUT_OF_MEMORY = 19,
+  KVPOOL_OUT_OF_BLOCKS = 20,
+  KVPOOL_ALREADY_EXISTS = 21,
+  KVPOOL_MALFORMED = 22,
+  KVPOOL_QUOTA_EXCEEDED = 23,
+  KVPOOL_DEADLINE_EXCEEDED = 24,
+  KVPOOL_CANCELLED = 25,
+  KVPOOL_SHUTTING_DOWN = 26,
+  KVPOOL_UNIMPLEMENTED = 27,
+  KVPOOL_IN_USE = 28,
+  KVPOOL_VERSION_MISMATCH = 29,
+  KVPOOL_INTERNAL = 30,
+  KVPOOL_DISCONNECTED = 100, /* the daemon is not there, or went away during the call */
+  KVPOOL_NO_MEMORY = 101     /* this process is out of memory */
+} kvpool_status;
+
+/* "out_of_range". Static; "unknown" for a number that is no status. */
+KVPOOL_API const char *kvpool_status_name(kvpool_status status);
+
+/* What went wrong, where, and the value found there. */
+typedef struct kvpool_error {
+  kvpool_status status;
+  int32_t op;       /* index of the op within its step; -1: not about an op */
+  int64_t position; /* element of `array`; -1: none */
+  int64_t value;    /* what stood there */
+  char array[32];   /* array or field, "" when none */
+  char text[384];   /* one line for a person */
+} kvpool_error;
+
+/* ---- connection --------------------------------------------------------------------------------------------------- */
+
+typedef struct kvpool_client kvpool_client;
+
+typedef struct kvpool_connect_options {
+  size_t size_bytes;       /* sizeof(kvpool_connect_options), so that the struct can grow */
+  uint32_t timeout_ms;     /* of every blocking call; 0 = 10,000 */
+  bool wait_until_serving; /* connect returns when every device of the daemon serves, or at the timeout */
+} kvpool_connect_options;
+
+/* target: a unix socket's path, or "unix:PATH"; NULL: $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock. options NULL: the
+ * defaults. Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_VERSION_MISMATCH, KVPOOL_DEADLINE_EXCEEDED.
+ *
+ * A client reconnects by itself: a call after the daemon came back is served. Sessions don't come back with it: their
+ * calls end with KVPOOL_UNKNOWN_SESSION, and their event callback has told what was lost. */
+KVPOOL_API kvpool_status kvpool_client_connect(const char *target, const kvpool_connect_options *options,
+                                               kvpool_client **out, kvpool_error *error);
+/* Sessions and queues of this client must be closed before (a session still open is closed with it, by force). */
+KVPOOL_API void kvpool_client_destroy(kvpool_client *client);
+
+/* ---- the daemon --------------------------------------------------------------------------------------------------- */
+
+typedef enum kvpool_device_state {
+  KVPOOL_DEVICE_STARTING = 0,
+  KVPOOL_DEVICE_SERVING = 1,
+  KVPOOL_DEVICE_RESTARTING = 2,
+  KVPOOL_DEVICE_STOPPED = 3
+} kvpool_device_state;
+
+typedef struct kvpool_device_info {
+  char name[64]; /* "host:0" */
+  kvpool_device_state state;
+  uint64_t executor_pid;
+  uint64_t restarts; /* executors lost since the daemon started */
+  uint64_t memory_limit_bytes;
+  uint64_t pool_bytes;
+  uint64_t buffer_bytes;
+  uint64_t steps_in_flight;
+  uint64_t steps_done;
+  char description[256];
+} kvpool_device_info;
+
+/* One entry of the format catalogue. Field by field FORMATS.md's descriptor and the sizes that follow from it. */
+typedef struct kvpool_format_info {
+  char name[64];
+  char quantized_dtype[16]; /* "none", "e4m3", "e2m1" */
+  char scale_format[16];    /* "none", "ue8m0", "e4m3", "f32" */
+  uint32_t quantized_elements;
+  uint32_t elements_per_scale;
+  uint32_t bf16_elements;
+  bool dequantize_on_load;
+  bool token_interleaved;
+  uint32_t data_bytes;
+  uint32_t scale_bytes;
+  uint32_t bytes_per_token;
+  uint32_t row_bytes;          /* of a BF16 source row */
+  uint32_t loaded_row_bytes;   /* of a row of a load's output */
+  uint32_t loaded_scale_bytes; /* of a row of its second output; 0 when it has none */
+  char note[256];
+} kvpool_format_info;
+
+/* A snapshot of what the daemon says of itself. */
+typedef struct kvpool_server_info kvpool_server_info;
+
+KVPOOL_API kvpool_status kvpool_server_info_get(kvpool_client *client, kvpool_server_info **out, kvpool_error *error);
+KVPOOL_API void kvpool_server_info_destroy(kvpool_server_info *info);
+KVPOOL_API const char *kvpool_server_info_version(const kvpool_server_info *info);
+KVPOOL_API uint32_t kvpool_server_info_protocol_version(const kvpool_server_info *info);
+KVPOOL_API uint64_t kvpool_server_info_pid(const kvpool_server_info *info);
+KVPOOL_API uint64_t kvpool_server_info_started_unix_ns(const kvpool_server_info *info);
+KVPOOL_API size_t kvpool_server_info_device_count(const kvpool_server_info *info);
+KVPOOL_API const kvpool_device_info *kvpool_server_info_device(const kvpool_server_info *info, size_t index);
+KVPOOL_API size_t kvpool_server_info_format_count(const kvpool_server_info *info);
+KVPOOL_API const kvpool_format_info *kvpool_server_info_format(const kvpool_server_info *info, size_t index);
+
+/* ---- pools -------------------------------------------------------------------------------------------------------- */
+
+typedef enum kvpool_pool_kind {
+  KVPOOL_POOL_PAGED = 0, /* a block holds consecutive tokens of a sequence */
+  KVPOOL_POOL_RING = 1   /* a block is one sequence's sliding-window ring */
+} kvpool_pool_kind;
+
+typedef struct kvpool_region_spec {
+  const char *name;
+  const char *format;         /* a catalogue name */
+  uint32_t width;             /* elements; bf16 only, 0 = its default */
+  uint32_t compression_ratio; /* tokens_per_block = block_size / ratio; 0 = 1 */
+  uint32_t num_layers;
+  const char *note; /* NULL: none */
+} kvpool_region_spec;
+
+typedef struct kvpool_pool_spec {
+  const char *name;
+  kvpool_pool_kind kind;
+  uint32_t block_size; /* tokens of the sequence that a block covers */
+  uint32_t num_blocks;
+  const char *const *placements; /* [placement_count] device names; none = the first device */
+  size_t placement_count;
+  const kvpool_region_spec *regions; /* [region_count] */
+  size_t region_count;
+} kvpool_pool_spec;
+
+typedef struct kvpool_region_info {
+  char name[64];
+  char format[64];
+  char note[256];
+  uint32_t width;
+  uint32_t compression_ratio;
+  uint32_t num_layers;
+  uint32_t tokens_per_block;
+  uint32_t bytes_per_token;
+  uint32_t data_bytes;
+  uint32_t scale_bytes;
+  uint64_t block_stride_bytes;
+  uint64_t layer_stride_bytes;
+  uint64_t region_bytes;
+} kvpool_region_info;
+
+/* A pool as it was when it was asked for; kvpool_pool_refresh asks again. */
+typedef struct kvpool_pool kvpool_pool;
+
+/* An operator's right. The daemon makes and reserves the memory before it answers. Refused: KVPOOL_ALREADY_EXISTS,
+ * KVPOOL_OUT_OF_MEMORY (the numbers in the text), KVPOOL_PERMISSION_DENIED, KVPOOL_INVALID_ARGUMENT (the field). */
+KVPOOL_API kvpool_status kvpool_pool_create(kvpool_client *client, const kvpool_pool_spec *spec, kvpool_pool **out,
+                                            kvpool_error *error);
+/* KVPOOL_UNKNOWN_POOL when there is none of this name. */
+KVPOOL_API kvpool_status kvpool_pool_open(kvpool_client *client, const char *name, kvpool_pool **out,
+                                          kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_pool_refresh(kvpool_pool *pool, kvpool_error *error);
+/* Forgets the handle; the pool itself stays. */
+KVPOOL_API void kvpool_pool_destroy(kvpool_pool *pool);
+/* Deletes the pool in the daemon; an operator's right. force: also while blocks are leased. KVPOOL_IN_USE otherwise. */
+KVPOOL_API kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpool_error *error);
+
+KVPOOL_API uint64_t kvpool_pool_id(const kvpool_pool *pool);
+KVPOOL_API const char *kvpool_pool_name(const kvpool_pool *pool);
+KVPOOL_API kvpool_pool_kind kvpool_pool_get_kind(const kvpool_pool *pool);
+KVPOOL_API uint32_t kvpool_pool_block_size(const kvpool_pool *pool);
+KVPOOL_API uint32_t kvpool_pool_num_blocks(const kvpool_pool *pool);
+KVPOOL_API uint32_t kvpool_pool_free_blocks(const kvpool_pool *pool);
+KVPOOL_API uint32_t kvpool_pool_leased_blocks(const kvpool_pool *pool);
+KVPOOL_API uint32_t kvpool_pool_quarantined_blocks(const kvpool_pool *pool);
+KVPOOL_API uint64_t kvpool_pool_bytes_per_placement(const kvpool_pool *pool);
+KVPOOL_API size_t kvpool_pool_placement_count(const kvpool_pool *pool);
+KVPOOL_API const char *kvpool_pool_placement(const kvpool_pool *pool, size_t index);
+KVPOOL_API size_t kvpool_pool_region_count(const kvpool_pool *pool);
+KVPOOL_API const kvpool_region_info *kvpool_pool_region(const kvpool_pool *pool, size_t index);
+/* Index of the region of this name, or -1. */
+KVPOOL_API int kvpool_pool_region_find(const kvpool_pool *pool, const char *name);
+
+typedef struct kvpool_pool_list kvpool_pool_list;
+KVPOOL_API kvpool_status kvpool_pool_list_get(kvpool_client *client, kvpool_pool_list **out, kvpool_error *error);
+KVPOOL_API void kvpool_pool_list_destroy(kvpool_pool_list *list);
+KVPOOL_API size_t kvpool_pool_list_count(const kvpool_pool_list *list);
+/* Owned by the list. */
+KVPOOL_API const kvpool_pool *kvpool_pool_list_item(const kvpool_pool_list *list, size_t index);
+
+/* ---- sessions ----------------------------------------------------------------------------------------------------- */
+
+typedef struct kvpool_session kvpool_session;
+
+typedef enum kvpool_session_event_kind {
+  KVPOOL_SESSION_DEVICE_LOST = 1,     /* an executor died; contents are intact but for `blocks` */
+  KVPOOL_SESSION_DEVICE_RESTORED = 2, /* it serves again */
+  KVPOOL_SESSION_ENDED = 3            /* the session is over: blocks and buffers are gone; `error` says why */
+} kvpool_session_event_kind;
+
+typedef struct kvpool_session_event {
+  kvpool_session_event_kind kind;
+  const char *device;        /* DEVICE_*; else "" */
+  uint64_t pool_id;          /* DEVICE_LOST: pool of `blocks`; one event per pool, or one with block_count 0 */
+  const int32_t *blocks;     /* blocks that a store was writing to */
+  size_t block_count;
+  const kvpool_error *error; /* ENDED */
+} kvpool_session_event;
+
+/* On the library's thread. The event and all it points to are valid during the call only. */
+typedef void (*kvpool_session_event_fn)(void *context, const kvpool_session_event *event);
+
+typedef struct kvpool_session_options {
+  size_t size_bytes;          /* sizeof(kvpool_session_options) */
+  const char *name;           /* for people: "scheduler-0"; NULL: the program's name */
+  const char *namespace_name; /* tenant; NULL: "default" */
+  uint32_t blocks_max;        /* quota over all pools; 0 = none */
+  kvpool_session_event_fn on_event; /* NULL: not wanted */
+  void *context;
+} kvpool_session_options;
+
+/* The session lives as long as this process holds it: when the process dies the daemon ends it and frees its blocks. */
+KVPOOL_API kvpool_status kvpool_session_open(kvpool_client *client, const kvpool_session_options *options,
+                                             kvpool_session **out, kvpool_error *error);
+/* Ends it: blocks are freed, buffers released. Queues of the session must be closed before. No event is sent. */
+KVPOOL_API void kvpool_session_close(kvpool_session *session);
+KVPOOL_API uint64_t kvpool_session_id(const kvpool_session *session);
+/* The secret that other programs need to act for this session (the attach protocol, tools): 16 bytes. */
+KVPOOL_API void kvpool_session_secret(const kvpool_session *session, uint8_t out[16]);
+/* The latest epoch this session has seen; steps carry it by themselves. */
+KVPOOL_API uint64_t kvpool_session_epoch(const kvpool_session *session);
+/* KVPOOL_OK while it lives; else why it ended. */
+KVPOOL_API kvpool_status kvpool_session_state(const kvpool_session *session, kvpool_error *error);
+
+typedef struct kvpool_session_info {
+  uint64_t session_id;
+  char name[64];
+  char namespace_name[64];
+  uint32_t peer_pid;
+  uint32_t peer_uid;
+  uint64_t opened_unix_ns;
+  uint32_t blocks;
+  uint32_t buffers;
+  uint64_t buffer_bytes;
+  uint32_t queues;
+  uint32_t steps_in_flight;
+  uint64_t steps_done;
+  uint64_t steps_refused;
+} kvpool_session_info;
+
+typedef struct kvpool_session_list kvpool_session_list;
+KVPOOL_API kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list **out, kvpool_error *error);
+KVPOOL_API void kvpool_session_list_destroy(kvpool_session_list *list);
+KVPOOL_API size_t kvpool_session_list_count(const kvpool_session_list *list);
+KVPOOL_API const kvpool_session_info *kvpool_session_list_item(const kvpool_session_list *list, size_t index);
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+
+/* All or nothing. out: int32[count], caller's. KVPOOL_OUT_OF_BLOCKS and KVPOOL_QUOTA_EXCEEDED name the numbers. */
+KVPOOL_API kvpool_status kvpool_blocks_allocate(kvpool_session *session, const kvpool_pool *pool, uint32_t count,
+                                                int32_t *out, kvpool_error *error);
+/* Exactly [first, first + count), for a scheduler with an allocator of its own. KVPOOL_IN_USE names the first block that
+ * is not free. */
+KVPOOL_API kvpool_status kvpool_blocks_allocate_range(kvpool_session *session, const kvpool_pool *pool,
+                                                      uint32_t first_block, uint32_t count, kvpool_error *error);
+/* The blocks return to the pool when every step accepted before has retired. */
+KVPOOL_API kvpool_status kvpool_blocks_free(kvpool_session *session, const kvpool_pool *pool, const int32_t *blocks,
+                                            uint32_t count, kvpool_error *error);
+
+typedef enum kvpool_block_state {
+  KVPOOL_BLOCK_FREE = 0,
+  KVPOOL_BLOCK_LEASED = 1,
+  KVPOOL_BLOCK_SEALED = 2,
+  KVPOOL_BLOCK_QUARANTINED = 3
+} kvpool_block_state;
+
+/* Consecutive blocks of one state, owner and epoch. */
+typedef struct kvpool_block_run {
+  uint32_t first_block;
+  uint32_t count;
+  kvpool_block_state state;
+  uint64_t session_id; /* 0: nobody */
+  uint64_t epoch;
+} kvpool_block_run;
+
+typedef struct kvpool_block_map kvpool_block_map;
+KVPOOL_API kvpool_status kvpool_block_map_get(kvpool_client *client, const kvpool_pool *pool, kvpool_block_map **out,
+                                              kvpool_error *error);
+KVPOOL_API void kvpool_block_map_destroy(kvpool_block_map *map);
+KVPOOL_API size_t kvpool_block_map_run_count(const kvpool_block_map *map);
+KVPOOL_API const kvpool_block_run *kvpool_block_map_run(const kvpool_block_map *map, size_t index);
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------ */
+
+/* Device memory of one session, zero-filled when new: sources, outputs and arrays of steps. */
+typedef struct kvpool_buffer kvpool_buffer;
+
+/* device NULL: the first. */
+KVPOOL_API kvpool_status kvpool_buffer_create(kvpool_session *session, const char *device, uint64_t bytes,
+                                              kvpool_buffer **out, kvpool_error *error);
+/* Any size; sent in pieces. KVPOOL_OUT_OF_RANGE: not inside the buffer, nothing written. An error on the way (device
+ * lost) may leave a part written. */
+KVPOOL_API kvpool_status kvpool_buffer_write(kvpool_buffer *buffer, uint64_t offset_bytes, const void *data, uint64_t bytes,
+                                             kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_buffer_read(kvpool_buffer *buffer, uint64_t offset_bytes, void *out, uint64_t bytes,
+                                            kvpool_error *error);
+/* Its memory goes when the steps that use it have retired. */
+KVPOOL_API kvpool_status kvpool_buffer_release(kvpool_buffer *buffer, kvpool_error *error);
+KVPOOL_API uint64_t kvpool_buffer_id(const kvpool_buffer *buffer);
+KVPOOL_API uint64_t kvpool_buffer_bytes(const kvpool_buffer *buffer);
+
+/* ---- steps -------------------------------------------------------------------------------------------------------- */
+
+/* One layer of one region. */
+typedef struct kvpool_layer {
+  const kvpool_pool *pool;
+  uint32_t region; /* index */
+  uint32_t layer;
+} kvpool_layer;
+
+/* rows of row_bytes, one every row_stride_bytes, from offset_bytes of a buffer on. Offset and stride: multiples of 16
+ * (the scale output of an index format: stride a multiple of 4). */
+typedef struct kvpool_view {
+  const kvpool_buffer *buffer;
+  uint64_t offset_bytes;
+  uint64_t rows;
+  uint64_t row_stride_bytes; /* 0 = row_bytes */
+  uint32_t row_bytes;        /* what the region's format says */
+} kvpool_view;
+
+/* An ordered list of ops, built once and submitted any number of times. The daemon checks it whole before anything runs. */
+typedef struct kvpool_step kvpool_step;
+
+KVPOOL_API kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool_error *error);
+KVPOOL_API void kvpool_step_destroy(kvpool_step *step);
+/* Empties it for reuse; keeps its memory. */
+KVPOOL_API void kvpool_step_clear(kvpool_step *step);
+/* Device; NULL = the first placement of the first op's pool. */
+KVPOOL_API kvpool_status kvpool_step_set_placement(kvpool_step *step, const char *device, kvpool_error *error);
+
+/* Arrays are given once and named by the number *array in any op of the step. values are copied. */
+KVPOOL_API kvpool_status kvpool_step_add_array(kvpool_step *step, const int32_t *values, size_t count, uint32_t *array,
+                                               kvpool_error *error);
+/* int32[count] at offset_bytes of a buffer, read and checked when the op runs. */
+KVPOOL_API kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const kvpool_buffer *buffer,
+                                                      uint64_t offset_bytes, uint64_t count, uint32_t *array,
+                                                      kvpool_error *error);
+
+/* Quantize source row i into the record of slots[i]; -1 skips. slots: array of int32[n], n <= source->rows. cast_back
+ * NULL, or n BF16 rows: what a load would return. */
+KVPOOL_API kvpool_status kvpool_step_add_store(kvpool_step *step, const kvpool_layer *layer, const kvpool_view *source,
+                                               uint32_t slots, const kvpool_view *cast_back, kvpool_error *error);
+/* segments: array of int32[m, 4] = block (-1: zero rows), begin, end, destination row. out: BF16 rows, or an index
+ * format's codes; out_scales: an index format's scales, else NULL. Rows that no segment covers keep what was there. */
+KVPOOL_API kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_layer *layer, uint32_t segments,
+                                              uint64_t total_k, const kvpool_view *out, const kvpool_view *out_scales,
+                                              kvpool_error *error);
+
+typedef struct kvpool_op_report {
+  uint64_t rows_stored;
+  uint64_t rows_loaded; /* zero-filled rows among them */
+  uint64_t rows_skipped;
+  uint64_t rows_rejected;
+  uint64_t rows_nonfinite;
+  uint64_t groups_saturated;
+  uint64_t bytes_read;
+  uint64_t bytes_written;
+  uint64_t queued_ns; /* CLOCK_MONOTONIC */
+  uint64_t started_ns;
+  uint64_t finished_ns;
+  bool unchecked_arrays; /* an array lay in device memory */
+} kvpool_op_report;
+
+/* Blocking: submits and waits until it is done. reports: kvpool_op_report[report_count_max] or NULL. A refused step ran
+ * nothing; KVPOOL_DEVICE_LOST: what it was writing may be torn (see the session's events). */
+KVPOOL_API kvpool_status kvpool_step_run(kvpool_step *step, kvpool_op_report *reports, size_t report_count_max,
+                                         kvpool_error *error);
+
+/* ---- queues: asynchronous steps ----------------------------------------------------------------------------------- */
+
+/* Steps of a queue run in order; queues run independently. */
+typedef struct kvpool_queue kvpool_queue;
+
+typedef struct kvpool_completion {
+  uint64_t step_id; /* as kvpool_queue_submit gave it */
+  bool accepted;    /* only checked and accepted; the last word is still to come */
+  const kvpool_error *error;       /* NULL: accepted, or done */
+  const kvpool_op_report *reports; /* [report_count], when done */
+  size_t report_count;
+} kvpool_completion;
+
+/* On the library's thread; valid during the call only. */
+typedef void (*kvpool_completion_fn)(void *context, const kvpool_completion *completion);
+
+/* want_accepted: also tell when a step was accepted. */
+KVPOOL_API kvpool_status kvpool_queue_open(kvpool_session *session, kvpool_completion_fn on_completion, void *context,
+                                           bool want_accepted, kvpool_queue **out, kvpool_error *error);
+/* Asynchronous: returns when the step has been handed to the transport. The step may be cleared or changed at once.
+ * KVPOOL_BUSY: more than the queue's limit of steps wait; KVPOOL_DISCONNECTED, KVPOOL_UNKNOWN_SESSION. */
+KVPOOL_API kvpool_status kvpool_queue_submit(kvpool_queue *queue, const kvpool_step *step, uint64_t *step_id,
+                                             kvpool_error *error);
+/* Blocking: until every step submitted so far has had its last word. */
+KVPOOL_API kvpool_status kvpool_queue_wait(kvpool_queue *queue, kvpool_error *error);
+/* Waits for its steps (at most the timeout), then closes. */
+KVPOOL_API void kvpool_queue_close(kvpool_queue *queue);
+
+/* ---- rows without buffers, inspection ----------------------------------------------------------------------------- */
+
+/* Blocking store of rows from this process: rows [n, row_bytes], contiguous. report NULL: not wanted. */
+KVPOOL_API kvpool_status kvpool_rows_store(kvpool_session *session, const kvpool_layer *layer, const void *rows,
+                                           uint64_t row_count, uint32_t row_bytes, const int32_t *slots,
+                                           size_t slot_count, kvpool_op_report *report, kvpool_error *error);
+/* Blocking load into this process. segments: int32[m, 4]. rows: [total_k, loaded_row_bytes]; scales: [total_k,
+ * loaded_scale_bytes] or NULL when the format has none. Uncovered rows become zero. */
+KVPOOL_API kvpool_status kvpool_rows_load(kvpool_session *session, const kvpool_layer *layer, const int32_t *segments,
+                                          size_t segment_count, uint64_t total_k, void *rows, void *scales,
+                                          kvpool_op_report *report, kvpool_error *error);
+
+/* One stored record, for people. */
+typedef struct kvpool_record {
+  int32_t slot;
+  uint32_t raw_bytes;
+  const uint8_t *raw; /* data, then scales */
+  uint32_t scale_count;
+  const float *scales; /* one per group; ue8m0 0xFF is NaN */
+  uint32_t value_count;
+  const float *values;
+} kvpool_record;
+
+typedef struct kvpool_record_list kvpool_record_list;
+/* An operator's right. count <= 1024. placement NULL: the first. */
+KVPOOL_API kvpool_status kvpool_record_list_get(kvpool_client *client, const kvpool_layer *layer, const char *placement,
+                                                const int32_t *slots, size_t count, kvpool_record_list **out,
+                                                kvpool_error *error);
+KVPOOL_API void kvpool_record_list_destroy(kvpool_record_list *list);
+KVPOOL_API size_t kvpool_record_list_count(const kvpool_record_list *list);
+KVPOOL_API const kvpool_record *kvpool_record_list_item(const kvpool_record_list *list, size_t index);
+
+/* Whole blocks, padding included: out takes count * block_stride_bytes. An operator's right. */
+KVPOOL_API kvpool_status kvpool_blocks_dump(kvpool_client *client, const kvpool_layer *layer, const char *placement,
+                                            uint32_t first_block, uint32_t count, void *out, uint64_t out_bytes,
+                                            kvpool_error *error);
+
+/* ---- planners: CPU only, no daemon -------------------------------------------------------------------------------- */
+/* All of them check int32 overflow and refuse with the values in the text; they allocate nothing and are linear in their
+ * output. Where an output is sized by a count, calling with out = NULL gives the count only. */
+
+/* A load plan's element, int32[4] in memory. */
+typedef struct kvpool_segment {
+  int32_t src_block; /* -1: zero rows */
+  int32_t src_begin;
+  int32_t src_end;
+  int32_t dst_offset;
+} kvpool_segment;
+
+/* Segments that read tokens [token_begin, token_end) of a sequence through its block table, cut at block borders,
+ * destinations running on from dst_begin. block_table: int32[table_count]; an entry < 0 inside the range is refused.
+ * *count: segments needed; KVPOOL_OUT_OF_RANGE when out_max (elements of out) is less. */
+KVPOOL_API kvpool_status kvpool_plan_paged_range(const int32_t *block_table, size_t table_count,
+                                                 uint32_t tokens_per_block, int64_t token_begin, int64_t token_end,
+                                                 int32_t dst_begin, kvpool_segment *out, size_t out_max, size_t *count,
+                                                 kvpool_error *error);
+
+/* Slots of tokens [token_begin, token_end): table[t / tokens_per_block] * tokens_per_block + t % tokens_per_block.
+ * out: int32[token_end - token_begin]. */
+KVPOOL_API kvpool_status kvpool_plan_slot_mapping(const int32_t *block_table, size_t table_count,
+                                                  uint32_t tokens_per_block, int64_t token_begin, int64_t token_end,
+                                                  int32_t *out, kvpool_error *error);
+
+/* The compressed tokens that a chunk completes: t in [floor((seqlen_k - seqlen_q) / ratio), floor(seqlen_k / ratio)). */
+KVPOOL_API kvpool_status kvpool_plan_new_compressed(int64_t seqlen_k, int64_t seqlen_q, uint32_t ratio,
+                                                    int64_t *token_begin, int64_t *token_end, kvpool_error *error);
+
+/* One sequence of a prefill batch. */
+typedef struct kvpool_sequence {
+  int64_t seqlen_k; /* tokens after this chunk */
+  int64_t seqlen_q; /* tokens of this chunk */
+  const int32_t *block_table;
+  size_t table_count;
+} kvpool_sequence;
+
+/* Load plan of the compressed main cache of a batch. Sequence i: n_i = floor(seqlen_k / ratio) tokens, this chunk's
+ * included; n_i = 0 gives one zero row, so that every sequence owns at least one. tokens_per_block: the region's.
+ *   cu_seqlens  int32[sequence_count + 1]: running sum of max(1, n_i)
+ *   out         segments, *count of them (out_max: room)
+ *   *total_k    rows of the plan */
+KVPOOL_API kvpool_status kvpool_plan_compressed(const kvpool_sequence *sequences, size_t sequence_count, uint32_t ratio,
+                                                uint32_t tokens_per_block, int32_t *cu_seqlens, kvpool_segment *out,
+                                                size_t out_max, size_t *count, int64_t *total_k, kvpool_error *error);
+
+/* Per query row of the batch the visible compressed columns [ks, ke): ks = cu_seqlens[i], ke = ks + min(n_i,
+ * floor((position + 1) / ratio)), position counted from the sequence's begin. ks, ke: int32[sum of seqlen_q]. */
+KVPOOL_API kvpool_status kvpool_plan_compressed_visible(const kvpool_sequence *sequences, size_t sequence_count,
+                                                        uint32_t ratio, const int32_t *cu_seqlens, int32_t *ks,
+                                                        int32_t *ke, size_t out_max, kvpool_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

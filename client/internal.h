@@ -1,0 +1,303 @@
+/* libkvpool's inside: connection, calls and the objects on top of them.
+ *
+ * Threads. Each client has one library thread that waits in gRPC's completion queue and runs every completion; callers
+ * only start batches and wait on condition variables. A call object is alive while somebody holds a reference, and each
+ * batch in flight holds one: a late completion never meets freed memory. Locks are leaves: no callback of the user and no
+ * other lock is taken while one is held.
+ */
+#ifndef KVPOOL_CLIENT_INTERNAL_H
+#define KVPOOL_CLIENT_INTERNAL_H
+
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/slice.h>
+#include <protobuf-c/protobuf-c.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "client/include/kvpool/kvpool.h"
+#include "kvpool.pb-c.h"
+#include "proto/limits.h"
+
+enum {
+  kvp_protocol_version = 1,
+  kvp_client_timeout_default_ms = 10000,
+  kvp_client_receive_bytes_max = 256 << 20, /* an inspection of the widest records is the largest answer */
+  kvp_client_reconnect_first_ms = 50,
+  kvp_client_reconnect_max_ms = 1000,
+  kvp_client_serving_poll_ms = 20,
+  kvp_queue_steps_max = kvp_steps_in_flight_per_session_max,
+  kvp_int32_bytes = 4
+};
+
+/* ---- errors: error.c ---- */
+
+/* Fills *error (NULL is allowed) and returns status. */
+kvpool_status kvp_fail(kvpool_error *error, kvpool_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The same for one element of an array. */
+kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position, int64_t value,
+                          const char *format, ...) __attribute__((format(printf, 6, 7)));
+kvpool_status kvp_fail_no_memory(kvpool_error *error);
+/* From the protocol's own detail. */
+kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail *detail);
+/* From a call's gRPC status and trailing metadata. target: for the text. Not for an OK status. */
+kvpool_status kvp_fail_grpc(kvpool_error *error, const char *method, const char *target, grpc_status_code code,
+                            grpc_slice details, const grpc_metadata_array *trailing);
+
+/* ---- messages: message.c ---- */
+
+/* Bytes that grow and keep their memory. */
+struct kvp_bytes {
+  uint8_t *data;
+  size_t size;
+  size_t capacity;
+};
+
+/* Room for `more` bytes after size; false: no memory, nothing changed. */
+bool kvp_bytes_reserve(struct kvp_bytes *bytes, size_t more);
+/* A length-delimited field: its tag and length; the caller appends `length` bytes. Room is reserved for all of it. */
+bool kvp_bytes_open_field(struct kvp_bytes *bytes, uint32_t field, size_t length);
+bool kvp_bytes_append_message(struct kvp_bytes *bytes, uint32_t field, const ProtobufCMessage *message);
+void kvp_bytes_deinit(struct kvp_bytes *bytes);
+
+/* message packed, then tail (which may be NULL) behind it: fields of one message may stand in any order. */
+grpc_byte_buffer *kvp_message_pack(const ProtobufCMessage *message, const struct kvp_bytes *tail);
+/* NULL: malformed. */
+ProtobufCMessage *kvp_message_unpack(grpc_byte_buffer *buffer, const ProtobufCMessageDescriptor *descriptor);
+
+/* Reads protobuf fields straight from the slices of a message, so that big bytes fields are copied once. */
+struct kvp_reader {
+  grpc_byte_buffer_reader slices;
+  grpc_slice slice;
+  const uint8_t *at;
+  const uint8_t *end;
+  size_t left; /* bytes of the message not yet read, those of this slice included */
+  bool has_slice;
+};
+
+enum { KVP_WIRE_VARINT = 0, KVP_WIRE_FIXED64 = 1, KVP_WIRE_BYTES = 2, KVP_WIRE_FIXED32 = 5 };
+
+/* A field header. Wire type 0: value is its value. Wire type 2: value is its length, and the bytes come next. */
+struct kvp_field {
+  uint32_t number;
+  uint32_t wire_type;
+  uint64_t value;
+};
+
+bool kvp_reader_init(struct kvp_reader *reader, grpc_byte_buffer *buffer);
+void kvp_reader_deinit(struct kvp_reader *reader);
+/* False: malformed, or at the end (then left is 0). A fixed-width field's bytes are skipped already. */
+bool kvp_reader_next_field(struct kvp_reader *reader, struct kvp_field *field);
+/* out NULL: skips. False: fewer are left. */
+bool kvp_reader_bytes(struct kvp_reader *reader, void *out, size_t bytes);
+
+/* ---- connection: client.c ---- */
+
+enum kvp_method {
+  KVP_METHOD_GET_SERVER_INFO,
+  KVP_METHOD_CREATE_POOL,
+  KVP_METHOD_LIST_POOLS,
+  KVP_METHOD_DESCRIBE_POOL,
+  KVP_METHOD_DELETE_POOL,
+  KVP_METHOD_OPEN_SESSION,
+  KVP_METHOD_CLOSE_SESSION,
+  KVP_METHOD_LIST_SESSIONS,
+  KVP_METHOD_ALLOCATE_BLOCKS,
+  KVP_METHOD_ALLOCATE_BLOCK_RANGE,
+  KVP_METHOD_FREE_BLOCKS,
+  KVP_METHOD_CREATE_BUFFER,
+  KVP_METHOD_WRITE_BUFFER,
+  KVP_METHOD_READ_BUFFER,
+  KVP_METHOD_RELEASE_BUFFER,
+  KVP_METHOD_STEPS,
+  KVP_METHOD_RUN_STEP,
+  KVP_METHOD_STORE_ROWS,
+  KVP_METHOD_LOAD_ROWS,
+  KVP_METHOD_LIST_BLOCKS,
+  KVP_METHOD_INSPECT_RECORDS,
+  KVP_METHOD_DUMP_BLOCKS,
+  kvp_method_count
+};
+
+struct kvp_call;
+
+struct kvpool_client {
+  atomic_uint references;
+  char target[128]; /* "unix:PATH" */
+  uint32_t timeout_ms;
+  size_t message_bytes_max; /* what the daemon said at connect */
+  size_t chunk_bytes_max;
+  kvpool_server_info *info; /* of connect: the format catalogue */
+  grpc_channel *channel;
+  grpc_completion_queue *completions;
+  void *methods[kvp_method_count];
+  pthread_t thread;
+  pthread_mutex_t lock; /* guards the rest */
+  pthread_cond_t drained;
+  bool closing;
+  struct kvp_call *calls; /* every call that is not closed */
+};
+
+void kvp_client_ref(kvpool_client *client);
+void kvp_client_unref(kvpool_client *client);
+const char *kvp_client_path(const kvpool_client *client);
+/* True on a library thread, where nothing may block. */
+bool kvp_client_on_library_thread(void);
+/* KVPOOL_INVALID_ARGUMENT from inside a callback. */
+kvpool_status kvp_client_check_may_block(const char *what, kvpool_error *error);
+/* Whether the socket is listened on, by a connect(2) of our own: gRPC alone can't tell "nobody there" from "still
+ * connecting". */
+kvpool_status kvp_client_probe(const kvpool_client *client, kvpool_error *error);
+/* Mutex and condition variable on CLOCK_MONOTONIC. */
+void kvp_sync_init(pthread_mutex_t *lock, pthread_cond_t *condition);
+void kvp_sync_deinit(pthread_mutex_t *lock, pthread_cond_t *condition);
+struct timespec kvp_deadline_after(uint32_t timeout_ms);
+/* False: the deadline has passed. */
+bool kvp_sync_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *deadline);
+
+/* ---- calls: call.c ---- */
+
+/* What gRPC's completion queue hands back. */
+struct kvp_tag {
+  void (*run)(struct kvp_call *call, bool ok);
+  struct kvp_call *call;
+};
+
+/* How an asynchronous call tells its owner. On the library thread, one at a time. */
+struct kvp_call_events {
+  /* A message has come; the callee's to destroy. The next one is asked for by kvp_call_receive. */
+  void (*on_message)(void *object, grpc_byte_buffer *message);
+  /* The message given to kvp_call_send is on its way; the next may be sent. NULL: not wanted. */
+  void (*on_sent)(void *object);
+  /* The call is over: once, last. Its reference to object ends here. */
+  void (*on_closed)(void *object, struct kvp_call *call);
+};
+
+struct kvp_call {
+  atomic_uint references;
+  kvpool_client *client;
+  enum kvp_method method;
+  grpc_call *call;
+  struct kvp_call *next, *previous; /* in client->calls */
+  const struct kvp_call_events *events;
+  void *object;
+  struct kvp_tag sent, received, ended;
+  uint32_t start_flags;
+
+  pthread_mutex_t lock; /* guards the flags below */
+  pthread_cond_t changed;
+  uint32_t batches; /* in flight */
+  bool sending;
+  bool receiving;
+  bool over;   /* the status is here */
+  bool closed; /* and nothing is in flight any more */
+
+  grpc_byte_buffer *outgoing; /* the receive and send batches' own until they complete */
+  grpc_byte_buffer *incoming;
+  grpc_metadata_array initial;
+  grpc_metadata_array trailing;
+  grpc_status_code code;
+  grpc_slice details;
+};
+
+const char *kvp_method_name(enum kvp_method method);
+
+/* events NULL: a blocking call, waited for with kvp_call_wait_*. Refused when nobody listens at the target. */
+kvpool_status kvp_call_new(kvpool_client *client, enum kvp_method method, const struct kvp_call_events *events,
+                           void *object, struct kvp_call **out, kvpool_error *error);
+void kvp_call_ref(struct kvp_call *call);
+void kvp_call_unref(struct kvp_call *call);
+/* The whole call in one batch. Takes request. */
+void kvp_call_start_unary(struct kvp_call *call, grpc_byte_buffer *request);
+/* Sends the header, `first` (NULL: nothing yet) and, with `last`, the half-close; asks for the first message. */
+void kvp_call_start_stream(struct kvp_call *call, grpc_byte_buffer *first, bool last);
+/* One at a time. message NULL: only the half-close. False: the call is over; message is destroyed either way. */
+bool kvp_call_send(struct kvp_call *call, grpc_byte_buffer *message, bool last);
+bool kvp_call_receive(struct kvp_call *call);
+void kvp_call_cancel(struct kvp_call *call);
+/* Only after it closed. KVPOOL_OK when the call succeeded. */
+kvpool_status kvp_call_error(const struct kvp_call *call, kvpool_error *error);
+
+/* Blocking waits of at most the client's timeout; when it passes the call is cancelled (KVPOOL_DEADLINE_EXCEEDED). */
+kvpool_status kvp_call_wait_sent(struct kvp_call *call, kvpool_error *error);
+/* *out NULL: no further message; kvp_call_wait_closed tells why. */
+kvpool_status kvp_call_wait_message(struct kvp_call *call, grpc_byte_buffer **out, kvpool_error *error);
+kvpool_status kvp_call_wait_closed(struct kvp_call *call, kvpool_error *error);
+
+/* A blocking unary call. *out is the caller's, by protobuf_c_message_free_unpacked. */
+kvpool_status kvp_call_unary(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request,
+                             const ProtobufCMessageDescriptor *response, ProtobufCMessage **out, kvpool_error *error);
+/* The same for a request packed already; takes it. */
+kvpool_status kvp_call_unary_packed(kvpool_client *client, enum kvp_method method, grpc_byte_buffer *request,
+                                    const ProtobufCMessageDescriptor *response, ProtobufCMessage **out,
+                                    kvpool_error *error);
+/* A blocking server stream of BytesChunk, in order, into out: exactly `bytes` of them. */
+kvpool_status kvp_call_collect(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request, void *out,
+                               uint64_t bytes, kvpool_error *error);
+/* "the daemon's answer to X can't be decoded". */
+kvpool_status kvp_call_malformed(enum kvp_method method, kvpool_error *error);
+
+/* ---- objects ---- */
+
+/* Unchanged when the daemon tells none. */
+void kvp_server_info_limits(const kvpool_server_info *info, size_t *message_bytes_max, size_t *chunk_bytes_max);
+
+struct kvpool_session {
+  atomic_uint references; /* the user, the stream, and each step, buffer and queue */
+  kvpool_client *client;
+  struct kvp_call *call;
+  kvpool_session_event_fn on_event;
+  void *context;
+  uint64_t id;
+  uint8_t secret[kvp_secret_bytes];
+  _Atomic uint64_t epoch;
+
+  pthread_mutex_t lock; /* guards the rest */
+  pthread_cond_t changed;
+  bool opened;
+  bool closing; /* by us: no more events */
+  bool stream_closed; /* no callback runs any more */
+  kvpool_error end; /* status KVPOOL_OK while it lives */
+};
+
+void kvp_session_ref(kvpool_session *session);
+void kvp_session_unref(kvpool_session *session);
+/* KVPOOL_UNKNOWN_SESSION, with why, once it is over. */
+kvpool_status kvp_session_check(kvpool_session *session, kvpool_error *error);
+void kvp_session_saw_epoch(kvpool_session *session, uint64_t epoch);
+/* The reference that calls carry; points into session. */
+Kvpool__V1__SessionRef kvp_session_reference(kvpool_session *session);
+
+struct kvpool_pool {
+  kvpool_client *client;
+  Kvpool__V1__Pool *message;
+  kvpool_region_info *regions; /* [message->n_regions] */
+};
+
+/* KVPOOL_UNKNOWN_REGION and _LAYER before anything is sent. */
+kvpool_status kvp_layer_check(const kvpool_layer *layer, kvpool_error *error);
+Kvpool__V1__RegionRef kvp_layer_reference(const kvpool_layer *layer);
+
+struct kvpool_buffer {
+  kvpool_session *session;
+  uint64_t id;
+  uint64_t bytes;
+};
+
+struct kvpool_step {
+  kvpool_session *session;
+  char placement[kvp_name_bytes_max];
+  struct kvp_bytes body; /* arrays and ops as they go on the wire */
+  uint32_t array_count;
+  uint32_t op_count;
+};
+
+/* A StepRequest: the head that changes with every submit, and the step's body. with_session: name the session. */
+kvpool_status kvp_step_pack(const kvpool_step *step, uint64_t step_id, bool with_session, grpc_byte_buffer **out,
+                            kvpool_error *error);
+void kvp_op_report_from(const Kvpool__V1__OpReport *from, kvpool_op_report *out);
+
+#endif

@@ -1,0 +1,268 @@
+/* Steps: an ordered list of ops, kept as the bytes that go on the wire.
+ *
+ * Arrays and ops are encoded when they are added; a submit only puts a head in front (session, number, epoch), so that
+ * sending a step costs one copy of it. A step belongs to one thread at a time.
+ */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/internal.h"
+
+/* Numbers of kvpool.proto. */
+enum { step_field_arrays = 5, step_field_ops = 6, array_field_inline = 1 };
+
+kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool_error *error) {
+  assert(session != NULL && out != NULL);
+  kvpool_step *step = calloc(1, sizeof *step);
+  if (step == NULL) {
+    return kvp_fail_no_memory(error);
+  }
+  kvp_session_ref(session);
+  step->session = session;
+  *out = step;
+  return KVPOOL_OK;
+}
+
+void kvpool_step_destroy(kvpool_step *step) {
+  if (step != NULL) {
+    kvp_bytes_deinit(&step->body);
+    kvp_session_unref(step->session);
+    free(step);
+  }
+}
+
+void kvpool_step_clear(kvpool_step *step) {
+  assert(step != NULL);
+  step->body.size = 0;
+  step->array_count = 0;
+  step->op_count = 0;
+  step->placement[0] = '\0';
+}
+
+kvpool_status kvpool_step_set_placement(kvpool_step *step, const char *device, kvpool_error *error) {
+  assert(step != NULL);
+  const char *name = device == NULL ? "" : device;
+  if (strlen(name) >= sizeof step->placement) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "a device's name has at most %zu characters, this one %zu",
+                    sizeof step->placement - 1, strlen(name));
+  }
+  (void)snprintf(step->placement, sizeof step->placement, "%s", name);
+  return KVPOOL_OK;
+}
+
+static kvpool_status step_check_array_room(const kvpool_step *step, kvpool_error *error) {
+  if (step->array_count == kvp_arrays_per_step_max) {
+    return kvp_fail_at(error, KVPOOL_TOO_LARGE, "arrays", kvp_arrays_per_step_max, 0, "a step has at most %d arrays",
+                       kvp_arrays_per_step_max);
+  }
+  return KVPOOL_OK;
+}
+
+/* An inline array is Array{inline}: a field that holds a field. */
+static bool body_append_inline(struct kvp_bytes *body, const void *data, size_t bytes) {
+  size_t length_bytes = 1;
+  for (size_t rest = bytes >> 7; rest > 0; rest >>= 7) {
+    length_bytes++;
+  }
+  if (!kvp_bytes_open_field(body, step_field_arrays, 1 + length_bytes + bytes) ||
+      !kvp_bytes_open_field(body, array_field_inline, bytes)) {
+    return false;
+  }
+  if (bytes > 0) {
+    memcpy(body->data + body->size, data, bytes);
+  }
+  body->size += bytes;
+  return true;
+}
+
+kvpool_status kvpool_step_add_array(kvpool_step *step, const int32_t *values, size_t count, uint32_t *array,
+                                    kvpool_error *error) {
+  assert(step != NULL && array != NULL && (values != NULL || count == 0));
+  kvpool_status status = step_check_array_room(step, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  size_t bytes_max = step->session->client->message_bytes_max;
+  if (count > bytes_max / kvp_int32_bytes) {
+    return kvp_fail_at(error, KVPOOL_TOO_LARGE, "values", -1, (int64_t)count,
+                       "an array of %zu elements is larger than a step may be (%zu bytes); use a buffer array", count,
+                       bytes_max);
+  }
+  size_t size_before = step->body.size;
+  if (!body_append_inline(&step->body, values, count * kvp_int32_bytes)) {
+    step->body.size = size_before;
+    return kvp_fail_no_memory(error);
+  }
+  *array = step->array_count++;
+  return KVPOOL_OK;
+}
+
+kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const kvpool_buffer *buffer, uint64_t offset_bytes,
+                                           uint64_t count, uint32_t *array, kvpool_error *error) {
+  assert(step != NULL && buffer != NULL && array != NULL);
+  kvpool_status status = step_check_array_room(step, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  Kvpool__V1__BufferArray source = KVPOOL__V1__BUFFER_ARRAY__INIT;
+  source.buffer_id = buffer->id;
+  source.offset_bytes = offset_bytes;
+  source.count = count;
+  Kvpool__V1__Array message = KVPOOL__V1__ARRAY__INIT;
+  message.source_case = KVPOOL__V1__ARRAY__SOURCE_BUFFER;
+  message.buffer = &source;
+  if (!kvp_bytes_append_message(&step->body, step_field_arrays, &message.base)) {
+    return kvp_fail_no_memory(error);
+  }
+  *array = step->array_count++;
+  return KVPOOL_OK;
+}
+
+static Kvpool__V1__View view_message(const kvpool_view *view) {
+  assert(view->buffer != NULL);
+  Kvpool__V1__View message = KVPOOL__V1__VIEW__INIT;
+  message.buffer_id = view->buffer->id;
+  message.offset_bytes = view->offset_bytes;
+  message.rows = view->rows;
+  message.row_stride_bytes = view->row_stride_bytes == 0 ? view->row_bytes : view->row_stride_bytes;
+  message.row_bytes = view->row_bytes;
+  return message;
+}
+
+/* Layer and array of the op that comes next. */
+static kvpool_status step_check_op(const kvpool_step *step, const kvpool_layer *layer, const char *name, uint32_t array,
+                                   kvpool_error *error) {
+  kvpool_status status = kvp_layer_check(layer, error);
+  if (status == KVPOOL_OK && array >= step->array_count) {
+    status = kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, name, -1, array, "op %u: %s is array %u of a step that has %u",
+                         step->op_count, name, array, step->array_count);
+  }
+  if (status == KVPOOL_OK && step->op_count == kvp_ops_per_step_max) {
+    status = kvp_fail(error, KVPOOL_TOO_LARGE, "a step has at most %d ops", kvp_ops_per_step_max);
+  }
+  if (status != KVPOOL_OK && error != NULL) {
+    error->op = (int32_t)step->op_count;
+  }
+  return status;
+}
+
+static kvpool_status step_add_op(kvpool_step *step, const Kvpool__V1__Op *op, kvpool_error *error) {
+  if (!kvp_bytes_append_message(&step->body, step_field_ops, &op->base)) {
+    return kvp_fail_no_memory(error);
+  }
+  step->op_count++;
+  return KVPOOL_OK;
+}
+
+kvpool_status kvpool_step_add_store(kvpool_step *step, const kvpool_layer *layer, const kvpool_view *source,
+                                    uint32_t slots, const kvpool_view *cast_back, kvpool_error *error) {
+  assert(step != NULL && source != NULL);
+  kvpool_status status = step_check_op(step, layer, "slots", slots, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  Kvpool__V1__RegionRef region = kvp_layer_reference(layer);
+  Kvpool__V1__View source_message = view_message(source);
+  Kvpool__V1__View cast_back_message;
+  Kvpool__V1__StoreOp store = KVPOOL__V1__STORE_OP__INIT;
+  store.region = &region;
+  store.source = &source_message;
+  store.slots = slots;
+  if (cast_back != NULL) {
+    cast_back_message = view_message(cast_back);
+    store.cast_back = &cast_back_message;
+  }
+  Kvpool__V1__Op op = KVPOOL__V1__OP__INIT;
+  op.op_case = KVPOOL__V1__OP__OP_STORE;
+  op.store = &store;
+  return step_add_op(step, &op, error);
+}
+
+kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_layer *layer, uint32_t segments, uint64_t total_k,
+                                   const kvpool_view *out, const kvpool_view *out_scales, kvpool_error *error) {
+  assert(step != NULL && out != NULL);
+  kvpool_status status = step_check_op(step, layer, "segments", segments, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  Kvpool__V1__RegionRef region = kvp_layer_reference(layer);
+  Kvpool__V1__View out_message = view_message(out);
+  Kvpool__V1__View scales_message;
+  Kvpool__V1__LoadOp load = KVPOOL__V1__LOAD_OP__INIT;
+  load.region = &region;
+  load.segments = segments;
+  load.total_k = total_k;
+  load.out = &out_message;
+  if (out_scales != NULL) {
+    scales_message = view_message(out_scales);
+    load.out_scales = &scales_message;
+  }
+  Kvpool__V1__Op op = KVPOOL__V1__OP__INIT;
+  op.op_case = KVPOOL__V1__OP__OP_LOAD;
+  op.load = &load;
+  return step_add_op(step, &op, error);
+}
+
+kvpool_status kvp_step_pack(const kvpool_step *step, uint64_t step_id, bool with_session, grpc_byte_buffer **out,
+                            kvpool_error *error) {
+  Kvpool__V1__SessionRef reference = kvp_session_reference(step->session);
+  Kvpool__V1__StepRequest head = KVPOOL__V1__STEP_REQUEST__INIT;
+  head.session = with_session ? &reference : NULL;
+  head.step_id = step_id;
+  head.placement = (char *)step->placement;
+  head.epoch = kvpool_session_epoch(step->session);
+  size_t bytes = kvpool__v1__step_request__get_packed_size(&head) + step->body.size;
+  size_t bytes_max = step->session->client->message_bytes_max;
+  if (bytes > bytes_max) {
+    /* The transport would end the whole queue over it. */
+    return kvp_fail_at(error, KVPOOL_TOO_LARGE, "", -1, (int64_t)bytes,
+                       "the step has %zu bytes, the daemon takes %zu: split it, or put arrays into buffers", bytes,
+                       bytes_max);
+  }
+  *out = kvp_message_pack(&head.base, &step->body);
+  return KVPOOL_OK;
+}
+
+void kvp_op_report_from(const Kvpool__V1__OpReport *from, kvpool_op_report *out) {
+  *out = (kvpool_op_report){
+      .rows_stored = from->rows_stored,
+      .rows_loaded = from->rows_loaded,
+      .rows_skipped = from->rows_skipped,
+      .rows_rejected = from->rows_rejected,
+      .rows_nonfinite = from->rows_nonfinite,
+      .groups_saturated = from->groups_saturated,
+      .bytes_read = from->bytes_read,
+      .bytes_written = from->bytes_written,
+      .queued_ns = from->queued_ns,
+      .started_ns = from->started_ns,
+      .finished_ns = from->finished_ns,
+      .unchecked_arrays = from->unchecked_arrays,
+  };
+}
+
+kvpool_status kvpool_step_run(kvpool_step *step, kvpool_op_report *reports, size_t report_count_max,
+                              kvpool_error *error) {
+  assert(step != NULL);
+  grpc_byte_buffer *request;
+  kvpool_status status = kvp_session_check(step->session, error);
+  if (status == KVPOOL_OK) {
+    status = kvp_step_pack(step, 0, true, &request, error);
+  }
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  ProtobufCMessage *message;
+  status = kvp_call_unary_packed(step->session->client, KVP_METHOD_RUN_STEP, request,
+                                 &kvpool__v1__step_done__descriptor, &message, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  const Kvpool__V1__StepDone *done = (const Kvpool__V1__StepDone *)message;
+  for (size_t i = 0; reports != NULL && i < done->n_reports && i < report_count_max; i++) {
+    kvp_op_report_from(done->reports[i], &reports[i]);
+  }
+  protobuf_c_message_free_unpacked(message, NULL);
+  return KVPOOL_OK;
+}

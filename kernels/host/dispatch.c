@@ -1,0 +1,45 @@
+/* Picks the host kernels of the best instruction set this machine has. No state: any thread. */
+#include "kernels/host/variant.h"
+
+#include <assert.h>
+
+static const struct kvp_host_variant baseline = {
+    .isa = "baseline", .store = kvp_host_store_baseline, .load = kvp_host_load_baseline};
+
+#ifdef KVP_HOST_HAVE_AVX2
+static const struct kvp_host_variant avx2 = {.isa = "avx2", .store = kvp_host_store_avx2, .load = kvp_host_load_avx2};
+
+static const struct kvp_host_variant *better(void) { return __builtin_cpu_supports("avx2") ? &avx2 : NULL; }
+#else
+static const struct kvp_host_variant *better(void) { return NULL; }
+#endif
+
+static const struct kvp_host_variant *best(void) {
+  const struct kvp_host_variant *variant = better();
+  return variant != NULL ? variant : &baseline;
+}
+
+const struct kvp_host_variant *kvp_host_variant_get(size_t index) {
+  switch (index) {
+  case 0:
+    return &baseline;
+  case 1:
+    return better();
+  default:
+    return NULL;
+  }
+}
+
+const char *kvp_host_isa(void) { return best()->isa; }
+
+void kvp_host_store(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
+                    struct kvp_op_counts *counts) {
+  assert(row_begin <= row_end && row_end <= params->row_count);
+  best()->store[params->layer.geometry->format->id](params, row_begin, row_end, counts);
+}
+
+void kvp_host_load(const struct kvp_load_params *params, uint64_t segment_begin, uint64_t segment_end,
+                   struct kvp_op_counts *counts) {
+  assert(segment_begin <= segment_end && segment_end <= params->segment_count);
+  best()->load[params->layer.geometry->format->id](params, segment_begin, segment_end, counts);
+}

@@ -1,0 +1,35 @@
+/* The host kernels of one instruction set. store.c and load.c are compiled once for each; KVP_HOST_SUFFIX tells the
+ * symbols apart.
+ */
+#ifndef KVPOOL_KERNELS_HOST_VARIANT_H
+#define KVPOOL_KERNELS_HOST_VARIANT_H
+
+#include <stddef.h>
+
+#include "kernels/ops.h"
+
+typedef void kvp_host_store_fn(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
+                               struct kvp_op_counts *counts);
+typedef void kvp_host_load_fn(const struct kvp_load_params *params, uint64_t segment_begin, uint64_t segment_end,
+                              struct kvp_op_counts *counts);
+
+/* Kernels by enum kvp_format_id. */
+struct kvp_host_variant {
+  const char *isa;
+  kvp_host_store_fn *const *store;
+  kvp_host_load_fn *const *load;
+};
+
+/* What this machine can run, the plainest first; NULL past the last. The kernels of kernels/ops.h use the last. */
+const struct kvp_host_variant *kvp_host_variant_get(size_t index);
+
+#define KVP_HOST_CONCAT_(name, suffix) name##suffix
+#define KVP_HOST_CONCAT(name, suffix) KVP_HOST_CONCAT_(name, suffix)
+#define KVP_HOST_SYMBOL(name) KVP_HOST_CONCAT(name, KVP_HOST_SUFFIX)
+
+extern kvp_host_store_fn *const kvp_host_store_baseline[kvp_format_count];
+extern kvp_host_load_fn *const kvp_host_load_baseline[kvp_format_count];
+extern kvp_host_store_fn *const kvp_host_store_avx2[kvp_format_count];
+extern kvp_host_load_fn *const kvp_host_load_avx2[kvp_format_count];
+
+#endif

@@ -1,0 +1,128 @@
+/* The messages of proto/fd_socket.h. Any thread; one sender and one receiver a socket at a time. */
+#include "proto/fd_socket.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+struct message_header {
+  uint32_t magic;
+  uint32_t kind;
+  uint32_t request;
+  uint32_t body_bytes;
+};
+
+/* Aligned room for the descriptors of one message. */
+union control_buffer {
+  struct cmsghdr align;
+  uint8_t bytes[CMSG_SPACE(sizeof(int) * kvp_control_fds_max)];
+};
+
+int kvp_fd_socket_pair(int out[2]) {
+  return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, out);
+}
+
+static enum kvp_status status_of_errno(int number) {
+  switch (number) {
+  case EAGAIN:
+    return KVP_BUSY;
+  case EPIPE:
+  case ECONNRESET:
+  case ENOTCONN:
+    return KVP_CANCELLED;
+  default:
+    return KVP_INTERNAL;
+  }
+}
+
+enum kvp_status kvp_fd_socket_send(int socket, uint32_t kind, uint32_t request, const void *body, uint32_t body_bytes,
+                                   const int *fds, uint32_t fd_count) {
+  assert(body_bytes <= kvp_control_body_bytes_max && fd_count <= kvp_control_fds_max);
+  struct message_header header = {KVP_CONTROL_MAGIC, kind, request, body_bytes};
+  struct iovec parts[2] = {
+      {.iov_base = &header, .iov_len = sizeof header},
+      {.iov_base = (void *)body, .iov_len = body_bytes}, /* sendmsg only reads it */
+  };
+  union control_buffer control;
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+  if (fd_count > 0) {
+    memset(&control, 0, sizeof control);
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
+    memcpy(CMSG_DATA(rights), fds, sizeof(int) * fd_count);
+  }
+  ssize_t sent = 0;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent < 0 ? status_of_errno(errno) : KVP_OK;
+}
+
+/* Takes every descriptor the kernel has already given us, whatever else is wrong with the message. */
+static bool fds_take(struct msghdr *message, struct kvp_fd_message *out) {
+  bool fits = true;
+  for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; i++) {
+      int fd = -1;
+      memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+      if (out->fd_count < kvp_control_fds_max) {
+        out->fds[out->fd_count++] = fd;
+      } else {
+        (void)close(fd);
+        fits = false;
+      }
+    }
+  }
+  return fits;
+}
+
+enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out) {
+  struct message_header header;
+  struct iovec parts[2] = {
+      {.iov_base = &header, .iov_len = sizeof header},
+      {.iov_base = out->body, .iov_len = sizeof out->body},
+  };
+  union control_buffer control;
+  struct msghdr message = {
+      .msg_iov = parts, .msg_iovlen = 2, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+  ssize_t received = 0;
+  do {
+    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) {
+    return status_of_errno(errno);
+  }
+  out->fd_count = 0;
+  bool fds_fit = fds_take(&message, out);
+  if (received == 0 && out->fd_count == 0) {
+    return KVP_CANCELLED;
+  }
+  if (!fds_fit || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || received < (ssize_t)sizeof header ||
+      header.magic != KVP_CONTROL_MAGIC || header.body_bytes != (size_t)received - sizeof header) {
+    kvp_fd_message_close_fds(out);
+    return KVP_MALFORMED;
+  }
+  out->kind = header.kind;
+  out->request = header.request;
+  out->body_bytes = header.body_bytes;
+  return KVP_OK;
+}
+
+void kvp_fd_message_close_fds(struct kvp_fd_message *message) {
+  for (uint32_t i = 0; i < message->fd_count; i++) {
+    (void)close(message->fds[i]);
+  }
+  message->fd_count = 0;
+}

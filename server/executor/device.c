@@ -1,0 +1,37 @@
+/* Which backends there are, and what all of them share. */
+#include "server/executor/device.h"
+
+#include <string.h>
+
+/* A backend that is not built in is told apart from one that does not exist. */
+static const struct {
+  const char *prefix;
+  const struct kvp_device_backend *backend;
+} backends[] = {
+    {"host:", &kvp_device_host},
+    {"cuda:", NULL},
+};
+
+enum kvp_status kvp_device_open(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
+                                struct kvp_error *error) {
+  for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
+    if (strncmp(name, backends[i].prefix, strlen(backends[i].prefix)) != 0) {
+      continue;
+    }
+    if (backends[i].backend == NULL) {
+      return kvp_error_set(error, KVP_UNIMPLEMENTED, "device '%s': this kvpool-exec has no backend for '%s'", name,
+                           backends[i].prefix);
+    }
+    return backends[i].backend->open(name, options, out, error);
+  }
+  return kvp_error_set(error, KVP_INVALID_ARGUMENT, "device '%s': a device is host:N or cuda:N", name);
+}
+
+uint32_t kvp_memory_chunk_count(uint64_t bytes) {
+  return (uint32_t)((bytes + kvp_chunk_memory_bytes - 1) / kvp_chunk_memory_bytes);
+}
+
+uint64_t kvp_memory_chunk_bytes(uint64_t bytes, uint32_t chunk) {
+  uint64_t left = bytes - (uint64_t)chunk * kvp_chunk_memory_bytes;
+  return left < kvp_chunk_memory_bytes ? left : kvp_chunk_memory_bytes;
+}

@@ -1,0 +1,119 @@
+/* A device as the executor sees it: memory, queues, ops. One vtable a backend.
+ *
+ * Memory functions are slow and belong to the control thread; queues and launches belong to the serving thread.
+ * Both may run at once. A launch never waits: an op runs behind those launched on its queue before, ops of
+ * different queues run side by side.
+ */
+#ifndef KVPOOL_EXECUTOR_DEVICE_H
+#define KVPOOL_EXECUTOR_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+#include "proto/limits.h"
+#include "proto/status.h"
+#include "server/executor/timeline.h"
+
+enum kvp_device_op_kind {
+  KVP_DEVICE_STORE,
+  KVP_DEVICE_LOAD,
+  KVP_DEVICE_WRITE,  /* host bytes -> rows */
+  KVP_DEVICE_READ,   /* rows -> host bytes */
+  KVP_DEVICE_FILL,   /* one byte -> rows */
+  KVP_DEVICE_SIGNAL, /* a value -> a timeline, when everything before is done */
+};
+
+struct kvp_transfer_params {
+  struct kvp_rows rows;
+  uint64_t row_count;
+  uint64_t row_bytes;
+  uint8_t *host; /* [row_count * row_bytes], packed; NULL for a fill */
+  uint8_t fill;
+};
+
+struct kvp_signal_params {
+  struct kvp_timeline *timeline;
+  uint64_t value;
+};
+
+/* One launched op: the caller's, untouched by him until a signal launched behind it is seen. */
+struct kvp_device_op {
+  enum kvp_device_op_kind kind;
+  union {
+    struct kvp_store_params store; /* arrays whose check.entries is NULL lie in host memory */
+    struct kvp_load_params load;
+    struct kvp_transfer_params transfer;
+    struct kvp_signal_params signal;
+  } params;
+  struct kvp_op_counts counts; /* zeroed by the caller, filled by the device */
+  uint64_t started_ns;
+  uint64_t finished_ns;
+  struct kvp_device_op *next; /* the device's */
+};
+
+/* Memory of the device, mapped into one range of addresses with something unmapped on both sides. */
+struct kvp_memory {
+  uint8_t *base;
+  uint64_t bytes;
+};
+
+struct kvp_device_options {
+  uint32_t thread_count;        /* host: kernel threads; 0 = one per core */
+  void (*wake)(void *context);  /* a timeline was written; called from any thread, no lock held */
+  void *wake_context;
+};
+
+struct kvp_device_description {
+  uint64_t memory_bytes;
+  char text[kvp_note_bytes_max];
+};
+
+struct kvp_device_backend;
+
+/* What every backend's device begins with. */
+struct kvp_device {
+  const struct kvp_device_backend *backend;
+  atomic_bool closing; /* set to make a memory_create in progress give up */
+};
+
+struct kvp_device_queue;
+
+struct kvp_device_backend {
+  const char *prefix; /* of device names, colon included */
+
+  enum kvp_status (*open)(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
+                          struct kvp_error *error);
+  /* For good: no op begins any more. Returns when none is running; what is left on queues is dropped. */
+  void (*stop)(struct kvp_device *device);
+  /* Stopped; queues and memories are gone. */
+  void (*close)(struct kvp_device *device);
+  void (*describe)(const struct kvp_device *device, struct kvp_device_description *out);
+
+  /* Reserves and maps memory; fds[kvp_memory_chunk_count(bytes)] become the caller's. */
+  enum kvp_status (*memory_create)(struct kvp_device *device, const char *name, uint64_t bytes, int *fds,
+                                   struct kvp_memory **out, struct kvp_error *error);
+  /* Maps memory made before; fds stay the caller's. The chunks' sizes were checked to add up to bytes. */
+  enum kvp_status (*memory_import)(struct kvp_device *device, uint64_t bytes, const int *fds,
+                                   const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
+                                   struct kvp_error *error);
+  void (*memory_destroy)(struct kvp_device *device, struct kvp_memory *memory);
+
+  enum kvp_status (*queue_create)(struct kvp_device *device, struct kvp_device_queue **out, struct kvp_error *error);
+  /* Nothing is left on it, or the device was stopped. */
+  void (*queue_destroy)(struct kvp_device *device, struct kvp_device_queue *queue);
+  void (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *op);
+};
+
+/* The one place that knows which backends this program has. */
+enum kvp_status kvp_device_open(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
+                                struct kvp_error *error);
+
+extern const struct kvp_device_backend kvp_device_host;
+
+/* How a memory is cut into chunks. */
+uint32_t kvp_memory_chunk_count(uint64_t bytes);
+uint64_t kvp_memory_chunk_bytes(uint64_t bytes, uint32_t chunk);
+
+#endif

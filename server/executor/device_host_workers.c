@@ -1,0 +1,237 @@
+/* Kernel threads of the host backend, and its queues.
+ *
+ * A queue is a list of launched ops; the op at its head is the one that runs, cut into units. Queues whose head has
+ * units left stand in a circle; a thread takes one unit of the queue at its front and puts the queue at the end, so
+ * that queues share the threads evenly. The lock guards lists and counters only: nobody computes, allocates or makes
+ * a system call under it.
+ */
+#include <assert.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/executor/clock.h"
+#include "server/executor/device_host.h"
+
+struct kvp_device_queue {
+  struct kvp_host_workers *workers;
+  struct kvp_device_op *head; /* running, or about to */
+  struct kvp_device_op *tail;
+  uint64_t unit_count; /* of the head; 0: it has not begun */
+  uint64_t units_taken;
+  uint64_t units_done;
+  struct kvp_device_queue *next_runnable;
+};
+
+struct kvp_host_workers {
+  pthread_mutex_t lock;
+  pthread_cond_t runnable_changed;
+  struct kvp_device_queue *runnable_first;
+  struct kvp_device_queue *runnable_last;
+  uint32_t asleep;
+  bool stopping;
+  void (*wake)(void *context);
+  void *wake_context;
+  uint32_t thread_count;
+  pthread_t threads[];
+};
+
+/* What is to be done when the lock has been released. */
+struct afterwards {
+  uint64_t threads_to_wake;
+  bool signalled;
+};
+
+static void runnable_push(struct kvp_host_workers *workers, struct kvp_device_queue *queue) {
+  queue->next_runnable = NULL;
+  if (workers->runnable_first == NULL) {
+    workers->runnable_first = queue;
+  } else {
+    workers->runnable_last->next_runnable = queue;
+  }
+  workers->runnable_last = queue;
+}
+
+static struct kvp_device_queue *runnable_pop(struct kvp_host_workers *workers) {
+  struct kvp_device_queue *queue = workers->runnable_first;
+  workers->runnable_first = queue->next_runnable;
+  return queue;
+}
+
+static void head_pop(struct kvp_device_queue *queue) {
+  queue->head = queue->head->next;
+  queue->unit_count = 0;
+}
+
+/* Begins the op at the head; those without work, and signals, are done with at once. Lock held. */
+static void queue_advance(struct kvp_device_queue *queue, struct afterwards *afterwards) {
+  while (queue->head != NULL) {
+    struct kvp_device_op *op = queue->head;
+    if (op->kind == KVP_DEVICE_SIGNAL) {
+      /* The op's memory is its owner's again as soon as the value is seen. */
+      struct kvp_signal_params signal = op->params.signal;
+      head_pop(queue);
+      kvp_timeline_signal(signal.timeline, signal.value);
+      afterwards->signalled = true;
+      continue;
+    }
+    uint64_t unit_count = kvp_host_op_units(op);
+    if (unit_count > 0) {
+      queue->unit_count = unit_count;
+      queue->units_taken = 0;
+      queue->units_done = 0;
+      afterwards->threads_to_wake += unit_count;
+      runnable_push(queue->workers, queue);
+      return;
+    }
+    op->started_ns = op->finished_ns = kvp_clock_ns();
+    head_pop(queue);
+  }
+}
+
+/* Lock not held. */
+static void afterwards_do(struct kvp_host_workers *workers, const struct afterwards *afterwards, uint32_t asleep) {
+  for (uint64_t i = 0; i < afterwards->threads_to_wake && i < asleep; i++) {
+    (void)pthread_cond_signal(&workers->runnable_changed);
+  }
+  if (afterwards->signalled) {
+    workers->wake(workers->wake_context);
+  }
+}
+
+static void counts_add(struct kvp_op_counts *sum, const struct kvp_op_counts *counts) {
+  sum->rows_stored += counts->rows_stored;
+  sum->rows_loaded += counts->rows_loaded;
+  sum->rows_skipped += counts->rows_skipped;
+  sum->rows_rejected += counts->rows_rejected;
+  sum->rows_nonfinite += counts->rows_nonfinite;
+  sum->groups_saturated += counts->groups_saturated;
+  sum->bytes_read += counts->bytes_read;
+  sum->bytes_written += counts->bytes_written;
+}
+
+/* Takes a unit, runs it, gives it back. Lock held before and after, not in between. */
+static void unit_run(struct kvp_host_workers *workers) {
+  struct kvp_device_queue *queue = runnable_pop(workers);
+  struct kvp_device_op *op = queue->head;
+  uint64_t unit = queue->units_taken++;
+  if (unit == 0) {
+    op->started_ns = kvp_clock_ns();
+  }
+  if (queue->units_taken < queue->unit_count) {
+    runnable_push(workers, queue);
+  }
+  (void)pthread_mutex_unlock(&workers->lock);
+  struct kvp_op_counts counts = {0};
+  kvp_host_op_run(op, unit, &counts);
+  uint64_t finished_ns = kvp_clock_ns();
+  (void)pthread_mutex_lock(&workers->lock);
+
+  counts_add(&op->counts, &counts);
+  if (++queue->units_done < queue->unit_count) {
+    return;
+  }
+  op->finished_ns = finished_ns;
+  struct afterwards afterwards = {0};
+  head_pop(queue);
+  queue_advance(queue, &afterwards);
+  uint32_t asleep = workers->asleep;
+  (void)pthread_mutex_unlock(&workers->lock);
+  /* This thread goes on with the next op itself. */
+  afterwards.threads_to_wake -= afterwards.threads_to_wake > 0;
+  afterwards_do(workers, &afterwards, asleep);
+  (void)pthread_mutex_lock(&workers->lock);
+}
+
+static void *worker_main(void *argument) {
+  struct kvp_host_workers *workers = argument;
+  (void)pthread_setname_np(pthread_self(), "kvp-kernel");
+  (void)pthread_mutex_lock(&workers->lock);
+  while (!workers->stopping) {
+    if (workers->runnable_first != NULL) {
+      unit_run(workers);
+      continue;
+    }
+    workers->asleep++;
+    (void)pthread_cond_wait(&workers->runnable_changed, &workers->lock);
+    workers->asleep--;
+  }
+  (void)pthread_mutex_unlock(&workers->lock);
+  return NULL;
+}
+
+struct kvp_host_workers *kvp_host_workers_new(uint32_t thread_count, void (*wake)(void *context), void *wake_context,
+                                              struct kvp_error *error) {
+  struct kvp_host_workers *workers = calloc(1, sizeof *workers + thread_count * sizeof workers->threads[0]);
+  if (workers == NULL) {
+    (void)kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for %u kernel threads", thread_count);
+    return NULL;
+  }
+  (void)pthread_mutex_init(&workers->lock, NULL);
+  (void)pthread_cond_init(&workers->runnable_changed, NULL);
+  workers->wake = wake;
+  workers->wake_context = wake_context;
+  for (; workers->thread_count < thread_count; workers->thread_count++) {
+    int result = pthread_create(&workers->threads[workers->thread_count], NULL, worker_main, workers);
+    if (result != 0) {
+      (void)kvp_error_set(error, KVP_OUT_OF_MEMORY, "kernel thread %u of %u can't be started: %s",
+                          workers->thread_count, thread_count, strerror(result));
+      kvp_host_workers_stop(workers);
+      kvp_host_workers_destroy(workers);
+      return NULL;
+    }
+  }
+  return workers;
+}
+
+void kvp_host_workers_stop(struct kvp_host_workers *workers) {
+  (void)pthread_mutex_lock(&workers->lock);
+  workers->stopping = true;
+  (void)pthread_mutex_unlock(&workers->lock);
+  (void)pthread_cond_broadcast(&workers->runnable_changed);
+  for (uint32_t i = 0; i < workers->thread_count; i++) {
+    (void)pthread_join(workers->threads[i], NULL);
+  }
+  workers->thread_count = 0;
+}
+
+void kvp_host_workers_destroy(struct kvp_host_workers *workers) {
+  assert(workers->thread_count == 0);
+  (void)pthread_cond_destroy(&workers->runnable_changed);
+  (void)pthread_mutex_destroy(&workers->lock);
+  free(workers);
+}
+
+struct kvp_device_queue *kvp_host_queue_new(struct kvp_host_workers *workers) {
+  struct kvp_device_queue *queue = calloc(1, sizeof *queue);
+  if (queue != NULL) {
+    queue->workers = workers;
+  }
+  return queue;
+}
+
+void kvp_host_queue_destroy(struct kvp_device_queue *queue) {
+  /* Whoever wrote the last signal may still hold the lock. */
+  (void)pthread_mutex_lock(&queue->workers->lock);
+  assert(queue->head == NULL || queue->workers->stopping);
+  (void)pthread_mutex_unlock(&queue->workers->lock);
+  free(queue);
+}
+
+void kvp_host_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *op) {
+  struct kvp_host_workers *workers = queue->workers;
+  struct afterwards afterwards = {0};
+  op->next = NULL;
+  (void)pthread_mutex_lock(&workers->lock);
+  if (queue->head == NULL) {
+    queue->head = queue->tail = op;
+    queue_advance(queue, &afterwards);
+  } else {
+    queue->tail->next = op;
+    queue->tail = op;
+  }
+  uint32_t asleep = workers->asleep;
+  (void)pthread_mutex_unlock(&workers->lock);
+  afterwards_do(workers, &afterwards, asleep);
+}

@@ -1,0 +1,138 @@
+/* Steps and their recycled memory. */
+#include "server/executor/step.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  free_steps_max = 256,
+  free_bytes_max = 32 << 20,
+};
+
+void kvp_step_list_push(struct kvp_step_list *list, struct kvp_step *step) {
+  step->next = NULL;
+  if (list->first == NULL) {
+    list->first = step;
+  } else {
+    list->last->next = step;
+  }
+  list->last = step;
+}
+
+struct kvp_step *kvp_step_list_pop(struct kvp_step_list *list) {
+  struct kvp_step *step = list->first;
+  if (step != NULL) {
+    list->first = step->next;
+  }
+  return step;
+}
+
+static void step_free(struct kvp_step *step) {
+  kvp_arena_deinit(&step->arena);
+  free(step);
+}
+
+struct kvp_step *kvp_step_new(struct kvp_step_pool *pool, uint32_t wire_bytes) {
+  struct kvp_step *step = pool->free;
+  if (step != NULL) {
+    pool->free = step->next;
+    pool->free_count--;
+    pool->free_bytes -= step->arena.capacity_bytes;
+    struct kvp_arena arena = step->arena;
+    *step = (struct kvp_step){.arena = arena};
+  } else {
+    step = calloc(1, sizeof *step);
+    if (step == NULL) {
+      return NULL;
+    }
+  }
+  step->wire = kvp_arena_alloc(&step->arena, wire_bytes);
+  if (step->wire == NULL) {
+    step_free(step);
+    return NULL;
+  }
+  step->wire_bytes = wire_bytes;
+  pool->used_count++;
+  pool->used_bytes += wire_bytes;
+  return step;
+}
+
+void kvp_step_destroy(struct kvp_step_pool *pool, struct kvp_step *step) {
+  assert(pool->used_count > 0 && pool->used_bytes >= step->wire_bytes);
+  pool->used_count--;
+  pool->used_bytes -= step->wire_bytes;
+  kvp_arena_reset(&step->arena);
+  if (pool->free_count >= free_steps_max || pool->free_bytes + step->arena.capacity_bytes > free_bytes_max) {
+    step_free(step);
+    return;
+  }
+  step->next = pool->free;
+  pool->free = step;
+  pool->free_count++;
+  pool->free_bytes += step->arena.capacity_bytes;
+}
+
+void kvp_step_pool_deinit(struct kvp_step_pool *pool) {
+  while (pool->free != NULL) {
+    struct kvp_step *next = pool->free->next;
+    step_free(pool->free);
+    pool->free = next;
+  }
+  *pool = (struct kvp_step_pool){0};
+}
+
+void kvp_step_hold_objects(struct kvp_step *step) {
+  for (uint32_t i = 0; i < step->op_count; i++) {
+    struct kvp_step_op *op = &step->ops[i];
+    if (op->pool != NULL) {
+      op->pool->uses++;
+    }
+    for (uint32_t k = 0; k < op->buffer_count; k++) {
+      op->buffers[k]->uses++;
+    }
+  }
+}
+
+void kvp_step_release_objects(struct kvp_step *step) {
+  for (uint32_t i = 0; i < step->op_count; i++) {
+    struct kvp_step_op *op = &step->ops[i];
+    if (op->pool != NULL) {
+      assert(op->pool->uses > 0);
+      op->pool->uses--;
+    }
+    for (uint32_t k = 0; k < op->buffer_count; k++) {
+      assert(op->buffers[k]->uses > 0);
+      op->buffers[k]->uses--;
+    }
+  }
+}
+
+uint32_t kvp_step_report_bytes(const struct kvp_step *step) {
+  return (uint32_t)(step->op_count * sizeof(struct kvp_wire_report) + step->result_bytes);
+}
+
+void kvp_step_report_write(const struct kvp_step *step, uint8_t *out) {
+  for (uint32_t i = 0; i < step->op_count; i++) {
+    const struct kvp_device_op *op = &step->ops[i].device;
+    struct kvp_wire_report report = {
+        .rows_stored = op->counts.rows_stored,
+        .rows_loaded = op->counts.rows_loaded,
+        .rows_skipped = op->counts.rows_skipped,
+        .rows_rejected = op->counts.rows_rejected,
+        .rows_nonfinite = op->counts.rows_nonfinite,
+        .groups_saturated = op->counts.groups_saturated,
+        .bytes_read = op->counts.bytes_read,
+        .bytes_written = op->counts.bytes_written,
+        .queued_ns = step->queued_ns,
+        .started_ns = op->started_ns,
+        .finished_ns = op->finished_ns,
+        .flags = step->ops[i].report_flags,
+    };
+    memcpy(out, &report, sizeof report);
+    out += sizeof report;
+  }
+  if (step->result_bytes > 0) {
+    memcpy(out, step->results, step->result_bytes);
+  }
+}

@@ -1,0 +1,293 @@
+/* Daemon-made buffers.
+ *
+ * Always holds: every buffer is in its session's list and charged to ledger and session, from the begin of its creation
+ * until its memory is given back. */
+#include "server/supervisor/buffer.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server/log.h"
+#include "server/supervisor/allocate.h"
+#include "server/supervisor/daemon.h"
+
+/* ---- the end ---------------------------------------------------------------------------------------------------- */
+
+static void session_unlink(struct kvp_buffer *buffer) {
+  struct kvp_session *session = buffer->session;
+  struct kvp_buffer **place = &session->buffers;
+  while (*place != buffer) {
+    place = &(*place)->next;
+  }
+  *place = buffer->next;
+  session->buffer_count--;
+  session->buffer_bytes -= buffer->bytes;
+}
+
+static void buffer_free(struct kvp_buffer *buffer) {
+  session_unlink(buffer);
+  kvp_memory_destroy(buffer->memory);
+  kvp_ledger_release(&buffer->device->ledger, KVP_LEDGER_BUFFER, buffer->bytes);
+  free(buffer);
+}
+
+static void buffer_detach(const struct kvp_buffer *buffer) {
+  struct kvp_control_buffer body = {.buffer_id = buffer->id};
+  kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_DETACH, &body, sizeof body, NULL, 0, NULL, NULL,
+                            NULL);
+}
+
+static void buffer_attach(const struct kvp_buffer *buffer, kvp_link_result_fn result, void *context) {
+  struct kvp_control_buffer body = {.buffer_id = buffer->id,
+                                    .memory_id = kvp_memory_id(buffer->memory),
+                                    .bytes = buffer->bytes,
+                                    .owner = buffer->session->slot};
+  kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_ATTACH, &body, sizeof body, NULL, 0, NULL, result,
+                            context);
+}
+
+/* ---- create ----------------------------------------------------------------------------------------------------- */
+
+struct buffer_creation {
+  struct kvp_daemon *daemon;
+  struct kvp_buffer *buffer; /* NULL: refused at once */
+  kvp_buffer_done_fn done;
+  void *context;
+  struct kvp_error error;
+  struct kvp_deferred deferred;
+};
+
+static void creation_end(struct buffer_creation *creation, struct kvp_buffer *buffer, const struct kvp_error *error) {
+  creation->done(creation->context, buffer, error);
+  free(creation);
+}
+
+static void creation_fail(struct buffer_creation *creation, const struct kvp_error *error) {
+  struct kvp_daemon *daemon = creation->daemon;
+  struct kvp_session *session = creation->buffer->session;
+  buffer_free(creation->buffer);
+  uint16_t slot = session->slot;
+  uint64_t id = session->id;
+  creation_end(creation, NULL, error);
+  if (daemon->sessions.slots[slot] == session && session->id == id) { /* else the callback has ended it */
+    kvp_session_settle(daemon, session);
+  }
+}
+
+/* False: it was released, with its session, before it was there. */
+static bool creation_wanted(struct buffer_creation *creation) {
+  if (!creation->buffer->releasing) {
+    return true;
+  }
+  struct kvp_error error;
+  (void)kvp_error_set(&error, KVP_CANCELLED, "the session was closed while its buffer was made");
+  creation_fail(creation, &error);
+  return false;
+}
+
+static void creation_attached(void *context, const struct kvp_error *error) {
+  struct buffer_creation *creation = context;
+  struct kvp_buffer *buffer = creation->buffer;
+  if (error->status != KVP_OK) {
+    creation_fail(creation, error);
+    return;
+  }
+  if (buffer->releasing) {
+    buffer_detach(buffer);
+  }
+  if (creation_wanted(creation)) {
+    buffer->creating = false;
+    creation_end(creation, buffer, NULL);
+  }
+}
+
+static void creation_has_memory(void *context, const struct kvp_error *error) {
+  struct buffer_creation *creation = context;
+  if (error->status != KVP_OK) {
+    creation_fail(creation, error);
+  } else if (creation_wanted(creation)) {
+    buffer_attach(creation->buffer, creation_attached, creation);
+  }
+}
+
+static void creation_refused(void *context) {
+  struct buffer_creation *creation = context;
+  creation_end(creation, NULL, &creation->error);
+}
+
+static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
+                                    struct kvp_error *error) {
+  if (session->state != KVP_SESSION_OPEN) {
+    return kvp_error_set(error, KVP_UNKNOWN_SESSION, "session %" PRIu64 " is closing", session->id);
+  }
+  if (bytes == 0) {
+    return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "bytes", -1, 0, "a buffer of 0 bytes");
+  }
+  if (session->buffer_count >= kvp_buffers_per_session_max) {
+    return kvp_error_set(error, KVP_QUOTA_EXCEEDED, "session %" PRIu64 " has %u buffers, %d are allowed", session->id,
+                         session->buffer_count, kvp_buffers_per_session_max);
+  }
+  enum kvp_status status = kvp_device_check_serving(device, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  return kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_BUFFER, "a buffer", bytes, error);
+}
+
+void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
+                       uint64_t bytes, kvp_buffer_done_fn done, void *context) {
+  struct buffer_creation *creation = kvp_allocate(1, sizeof *creation);
+  creation->daemon = daemon;
+  creation->done = done;
+  creation->context = context;
+  if (buffer_check(session, device, bytes, &creation->error) != KVP_OK) {
+    kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
+    return;
+  }
+  struct kvp_buffer *buffer = kvp_allocate(1, sizeof *buffer);
+  buffer->id = ++daemon->next_buffer_id;
+  buffer->session = session;
+  buffer->device = device;
+  buffer->bytes = bytes;
+  buffer->creating = true;
+  buffer->next = session->buffers;
+  session->buffers = buffer;
+  session->buffer_count++;
+  session->buffer_bytes += bytes;
+  creation->buffer = buffer;
+  char name[kvp_name_bytes_max];
+  (void)snprintf(name, sizeof name, "kvpool-buffer:%" PRIu64, buffer->id);
+  kvp_memory_create(device->link, ++daemon->next_memory_id, name, bytes, creation_has_memory, creation,
+                    &buffer->memory);
+}
+
+struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error) {
+  for (struct kvp_buffer *buffer = session->buffers; buffer != NULL; buffer = buffer->next) {
+    if (buffer->id == buffer_id && !buffer->creating && !buffer->releasing) {
+      return buffer;
+    }
+  }
+  (void)kvp_error_set_at(error, KVP_UNKNOWN_BUFFER, -1, "buffer_id", -1, (int64_t)buffer_id,
+                         "session %" PRIu64 " has no buffer %" PRIu64, session->id, buffer_id);
+  return NULL;
+}
+
+/* ---- release ---------------------------------------------------------------------------------------------------- */
+
+static void buffer_gone(struct kvp_buffer *buffer) {
+  buffer_detach(buffer);
+  buffer_free(buffer);
+}
+
+void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer) {
+  assert(!buffer->releasing);
+  buffer->releasing = true;
+  buffer->release_fence = daemon->step_sequence;
+  if (buffer->creating) {
+    return; /* the end of its creation sees it */
+  }
+  if (kvp_step_retired_fence(daemon) >= buffer->release_fence) {
+    buffer_gone(buffer);
+    return;
+  }
+  struct kvp_buffer_releases *releases = &daemon->buffer_releases;
+  if (releases->last == NULL) {
+    releases->first = buffer;
+  } else {
+    releases->last->next_releasing = buffer;
+  }
+  releases->last = buffer;
+}
+
+void kvp_buffer_release_all(struct kvp_daemon *daemon, struct kvp_session *session) {
+  struct kvp_buffer *next = NULL;
+  for (struct kvp_buffer *buffer = session->buffers; buffer != NULL; buffer = next) {
+    next = buffer->next;
+    if (!buffer->releasing) {
+      kvp_buffer_release(daemon, buffer);
+    }
+  }
+}
+
+void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence) {
+  struct kvp_buffer_releases *releases = &daemon->buffer_releases;
+  while (releases->first != NULL && releases->first->release_fence <= fence) {
+    struct kvp_buffer *buffer = releases->first;
+    struct kvp_session *session = buffer->session;
+    releases->first = buffer->next_releasing;
+    if (releases->first == NULL) {
+      releases->last = NULL;
+    }
+    buffer_gone(buffer);
+    kvp_session_settle(daemon, session);
+  }
+}
+
+/* ---- restore ---------------------------------------------------------------------------------------------------- */
+
+struct buffer_restore {
+  kvp_memory_done_fn done;
+  void *context;
+  const char *device;
+  uint32_t pending;
+  struct kvp_error error; /* device_lost, or OK: a buffer that can't be imported is lost by itself */
+  struct kvp_deferred deferred;
+};
+
+struct buffer_restore_item {
+  struct buffer_restore *restore;
+  uint64_t buffer_id;
+};
+
+static void restore_end(void *context) {
+  struct buffer_restore *restore = context;
+  restore->done(restore->context, &restore->error);
+  free(restore);
+}
+
+static void restore_attached(void *context, const struct kvp_error *error) {
+  struct buffer_restore_item *item = context;
+  struct buffer_restore *restore = item->restore;
+  if (error->status == KVP_DEVICE_LOST) {
+    restore->error = *error;
+  } else if (error->status != KVP_OK) {
+    kvp_log(KVP_LOG_ERROR, "buffer_lost", "device=%s buffer=%" PRIu64 " text=\"%s\"", restore->device, item->buffer_id,
+            error->text);
+  }
+  free(item);
+  if (--restore->pending == 0) {
+    restore_end(restore);
+  }
+}
+
+/* Import and attach go out together: the executor handles them in order, and a failed import fails the attach. */
+static void buffer_restore(struct kvp_buffer *buffer, struct buffer_restore *restore) {
+  struct buffer_restore_item *item = kvp_allocate(1, sizeof *item);
+  item->restore = restore;
+  item->buffer_id = buffer->id;
+  restore->pending++;
+  kvp_memory_restore(buffer->memory, NULL, NULL);
+  buffer_attach(buffer, restore_attached, item);
+}
+
+void kvp_buffer_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done,
+                            void *context) {
+  struct buffer_restore *restore = kvp_allocate(1, sizeof *restore);
+  restore->done = done;
+  restore->context = context;
+  restore->device = device->name;
+  for (uint32_t slot = 1; slot <= kvp_sessions_max; slot++) {
+    const struct kvp_session *session = daemon->sessions.slots[slot];
+    for (struct kvp_buffer *buffer = session == NULL ? NULL : session->buffers; buffer != NULL;
+         buffer = buffer->next) {
+      if (buffer->device == device && !buffer->creating) {
+        buffer_restore(buffer, restore);
+      }
+    }
+  }
+  if (restore->pending == 0) {
+    kvp_deferred_call(daemon->loop, &restore->deferred, restore_end, restore);
+  }
+}

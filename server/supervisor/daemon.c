@@ -1,0 +1,263 @@
+/* The supervisor's start and run. Its loop thread is the thread that calls kvp_daemon_run. */
+#include "server/supervisor/daemon.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "server/log.h"
+#include "server/supervisor/allocate.h"
+#include "server/supervisor/buffer.h"
+#include "server/supervisor/methods.h"
+
+enum {
+  start_look_ms = 50,   /* how often a start looks whether executors keep dying */
+  start_deaths_max = 5, /* of one device before it has served at all */
+};
+
+struct kvp_device *kvp_daemon_find_device(struct kvp_daemon *daemon, const char *name, struct kvp_error *error) {
+  for (uint32_t i = 0; i < daemon->device_count; i++) {
+    if (strcmp(daemon->devices[i].name, name) == 0) {
+      return &daemon->devices[i];
+    }
+  }
+  (void)kvp_error_set_at(error, KVP_WRONG_DEVICE, -1, "device", -1, 0, "there is no device \"%.*s\"",
+                         kvp_name_bytes_max, name);
+  return NULL;
+}
+
+void kvp_daemon_steps_retired(struct kvp_daemon *daemon) {
+  uint64_t fence = kvp_step_retired_fence(daemon);
+  kvp_pool_reach_all(daemon, fence);
+  kvp_buffer_reach_all(daemon, fence);
+  kvp_session_settle_all(daemon);
+  kvp_daemon_look_again(daemon);
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------------
+ */
+
+static void become_serving(struct kvp_daemon *daemon) {
+  for (uint32_t i = 0; i < daemon->device_count; i++) {
+    if (!daemon->devices[i].served) {
+      return;
+    }
+  }
+  if (daemon->state != KVP_DAEMON_STARTING || daemon->pools_made < daemon->config->pool_count) {
+    return;
+  }
+  daemon->state = KVP_DAEMON_SERVING;
+  (void)uv_timer_stop(&daemon->patience);
+  kvp_log(KVP_LOG_INFO, "serving", "socket=%s devices=%u pools=%u", daemon->config->socket_path, daemon->device_count,
+          daemon->pools_made);
+}
+
+/* One pool of the configuration being made. */
+struct configured_pool {
+  struct kvp_daemon *daemon;
+  uint32_t index;
+};
+
+static void make_pools(struct kvp_daemon *daemon);
+
+static void on_pool_made(void *context, struct kvp_pool *pool, const struct kvp_error *error) {
+  struct configured_pool *configured = context;
+  struct kvp_daemon *daemon = configured->daemon;
+  uint32_t index = configured->index;
+  free(configured);
+  if (daemon->state != KVP_DAEMON_STARTING) {
+    return;
+  }
+  if (pool != NULL) {
+    daemon->pools_made++;
+    become_serving(daemon);
+  } else if (error->status == KVP_DEVICE_LOST) {
+    daemon->pools_started &= ~(UINT64_C(1) << index); /* its device's next executor gets another try */
+    make_pools(daemon);
+  } else {
+    kvp_daemon_fail_start(daemon, error);
+  }
+}
+
+static bool placements_serve(struct kvp_daemon *daemon, const struct kvp_pool_spec *spec) {
+  for (uint32_t i = 0; i < spec->placement_count; i++) {
+    const struct kvp_device *device = kvp_daemon_find_device(daemon, spec->placements[i], NULL);
+    assert(device != NULL); /* the configuration was checked */
+    if (kvp_device_check_serving(device, NULL) != KVP_OK) {
+      return false;
+    }
+  }
+  return spec->placement_count > 0 || kvp_device_check_serving(&daemon->devices[0], NULL) == KVP_OK;
+}
+
+static void make_pools(struct kvp_daemon *daemon) {
+  _Static_assert(kvp_pools_max <= 64, "a bit of pools_started each");
+  for (uint32_t i = 0; i < daemon->config->pool_count; i++) {
+    uint64_t bit = UINT64_C(1) << i;
+    if ((daemon->pools_started & bit) == 0 && placements_serve(daemon, &daemon->config->pools[i])) {
+      daemon->pools_started |= bit;
+      struct configured_pool *configured = kvp_allocate(1, sizeof *configured);
+      *configured = (struct configured_pool){daemon, i};
+      kvp_pool_create(daemon, &daemon->config->pools[i], on_pool_made, configured);
+    }
+  }
+}
+
+void kvp_daemon_device_serving(struct kvp_daemon *daemon, struct kvp_device *device) {
+  (void)device;
+  if (daemon->state == KVP_DAEMON_STARTING) {
+    make_pools(daemon);
+    become_serving(daemon);
+  }
+}
+
+void kvp_daemon_fail_start(struct kvp_daemon *daemon, const struct kvp_error *error) {
+  kvp_log(KVP_LOG_ERROR, "start_failed", "status=%s text=\"%s\"", kvp_status_name((enum kvp_status)error->status),
+          error->text);
+  daemon->exit_status = 1;
+  kvp_daemon_stop(daemon);
+}
+
+static void on_start_look(uv_timer_t *timer) {
+  struct kvp_daemon *daemon = timer->data;
+  for (uint32_t i = 0; i < daemon->device_count && daemon->state == KVP_DAEMON_STARTING; i++) {
+    const struct kvp_device *device = &daemon->devices[i];
+    if (!device->served && kvp_executor_link_restarts(device->link) >= start_deaths_max) {
+      struct kvp_error error;
+      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) died before one served",
+                          start_deaths_max, device->name, daemon->config->executor_path);
+      kvp_daemon_fail_start(daemon, &error);
+    }
+  }
+}
+
+static void start_devices(struct kvp_daemon *daemon) {
+  struct kvp_error error;
+  for (uint32_t i = 0; i < daemon->config->device_count; i++) {
+    if (kvp_device_init(daemon, i, daemon->config->devices[i], &error) != KVP_OK) {
+      kvp_daemon_fail_start(daemon, &error);
+      return;
+    }
+    daemon->device_count++;
+    daemon->links_running++;
+    if (kvp_executor_link_start(daemon->devices[i].link, &error) != KVP_OK) {
+      kvp_daemon_fail_start(daemon, &error);
+      return;
+    }
+  }
+  (void)uv_timer_start(&daemon->patience, on_start_look, start_look_ms, start_look_ms);
+}
+
+/* ---- run --------------------------------------------------------------------------------------------------------
+ */
+
+static void on_signal(uv_signal_t *handle, int number) {
+  struct kvp_daemon *daemon = handle->data;
+  kvp_log(KVP_LOG_INFO, "signal", "signal=%d", number);
+  switch (daemon->state) {
+  case KVP_DAEMON_STARTING:
+  case KVP_DAEMON_SERVING:
+    kvp_daemon_drain(daemon);
+    break;
+  case KVP_DAEMON_DRAINING:
+    kvp_daemon_stop(daemon);
+    break;
+  case KVP_DAEMON_STOPPING:
+    _exit(1); /* executors see the closed socket, exit, and remove what is left */
+  }
+}
+
+/* Connections and memory chunks are descriptors. */
+static void raise_fd_limit(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+      kvp_log(KVP_LOG_WARNING, "fd_limit", "limit=%llu", (unsigned long long)limit.rlim_cur);
+    }
+  }
+}
+
+static void init_handles(struct kvp_daemon *daemon) {
+  static const int numbers[] = {SIGTERM, SIGINT};
+  int result = uv_timer_init(daemon->loop, &daemon->patience);
+  assert(result == 0);
+  daemon->patience.data = daemon;
+  for (int i = 0; i < 2; i++) {
+    result = uv_signal_init(daemon->loop, &daemon->signals[i]);
+    assert(result == 0);
+    daemon->signals[i].data = daemon;
+    result = uv_signal_start(&daemon->signals[i], on_signal, numbers[i]);
+    assert(result == 0);
+  }
+}
+
+static enum kvp_status start_rpc(struct kvp_daemon *daemon, struct kvp_error *error) {
+  const struct kvp_config *config = daemon->config;
+  size_t method_count = 0;
+  const struct kvp_rpc_method *methods = kvp_methods_all(&method_count);
+  const struct kvp_rpc_server_options options = {
+      .socket_path = config->socket_path,
+      .socket_mode = config->socket_mode,
+      .lock_path = config->lock_path,
+      .package_service = "kvpool.v1.Kvpool",
+      .methods = methods,
+      .method_count = method_count,
+      .context = daemon,
+      .connections_max = config->connections_max,
+  };
+  return kvp_rpc_server_start(daemon->loop, &options, &daemon->rpc, error);
+}
+
+/* main has blocked the signals before any thread was there; this thread alone takes them. */
+static void unblock_signals(void) {
+  sigset_t set;
+  (void)sigemptyset(&set);
+  (void)sigaddset(&set, SIGTERM);
+  (void)sigaddset(&set, SIGINT);
+  (void)pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+}
+
+static uint64_t now_unix_ns(void) {
+  struct timespec now = {0};
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+int kvp_daemon_run(const struct kvp_config *config) {
+  uv_loop_t loop;
+  if (uv_loop_init(&loop) != 0) {
+    kvp_log(KVP_LOG_ERROR, "start_failed", "text=\"no event loop\"");
+    return 1;
+  }
+  raise_fd_limit();
+  struct kvp_daemon *daemon = kvp_allocate(1, sizeof *daemon);
+  daemon->loop = &loop;
+  daemon->config = config;
+  daemon->started_unix_ns = now_unix_ns();
+  kvp_log(KVP_LOG_INFO, "starting", "version=%s pid=%d socket=%s executor=%s devices=%u pools=%u", KVPOOL_VERSION,
+          (int)getpid(), config->socket_path, config->executor_path, config->device_count, config->pool_count);
+  struct kvp_error error;
+  if (start_rpc(daemon, &error) != KVP_OK) {
+    kvp_log(KVP_LOG_ERROR, "start_failed", "status=%s text=\"%s\"", kvp_status_name((enum kvp_status)error.status),
+            error.text);
+    daemon->exit_status = 1;
+  } else {
+    init_handles(daemon);
+    start_devices(daemon);
+    unblock_signals();
+  }
+  (void)uv_run(&loop, UV_RUN_DEFAULT);
+  int exit_status = daemon->exit_status;
+  free(daemon);
+  int result = uv_loop_close(&loop);
+  assert(result == 0); /* every handle has been closed */
+  (void)result;
+  kvp_log(KVP_LOG_INFO, "stopped", "exit_status=%d", exit_status);
+  return exit_status;
+}

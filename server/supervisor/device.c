@@ -1,0 +1,171 @@
+/* What an executor's coming and going means for the objects of its device. Loop thread only.
+ *
+ * ready -> limit of the ledger (once) -> pools restored -> buffers restored -> serve -> waiting steps posted. Should
+ * the executor die in between, the answers that are still to come say so and the next one begins anew. */
+#include "server/supervisor/device.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/log.h"
+#include "server/supervisor/allocate.h"
+#include "server/supervisor/buffer.h"
+#include "server/supervisor/daemon.h"
+
+/* A restore of everything on one executor. */
+struct device_restore {
+  struct kvp_device *device;
+  uint64_t restarts; /* tells its executor from a later one */
+};
+
+static bool still_there(const struct device_restore *restore) {
+  const struct kvp_executor_link *link = restore->device->link;
+  return kvp_executor_link_state(link) == KVP_LINK_RESTORING && kvp_executor_link_restarts(link) == restore->restarts;
+}
+
+static void on_buffers_restored(void *context, const struct kvp_error *error) {
+  struct device_restore *restore = context;
+  struct kvp_device *device = restore->device;
+  (void)error; /* what could not be restored has been logged by name; the rest serves */
+  if (still_there(restore)) {
+    kvp_executor_link_serve(device->link);
+    kvp_log(KVP_LOG_INFO, "device_serving", "device=%s restarts=%" PRIu64 " waiting_steps=%u", device->name,
+            restore->restarts, device->steps.count);
+    kvp_step_post_waiting(device);
+    if (device->served) {
+      kvp_session_tell_device(device->daemon, device->name, false);
+    }
+    device->served = true;
+    kvp_daemon_device_serving(device->daemon, device);
+  }
+  free(restore);
+}
+
+static void on_pools_restored(void *context, const struct kvp_error *error) {
+  struct device_restore *restore = context;
+  (void)error;
+  if (!still_there(restore)) {
+    free(restore);
+    return;
+  }
+  kvp_buffer_restore_all(restore->device->daemon, restore->device, on_buffers_restored, restore);
+}
+
+static bool is_host(const char *name) {
+  return strncmp(name, "host:", sizeof "host:" - 1) == 0;
+}
+
+/* Host devices share one machine's memory; something of it is left to everybody else. */
+static uint64_t own_limit(const struct kvp_device *device, uint64_t memory_bytes) {
+  if (!is_host(device->name)) {
+    return memory_bytes;
+  }
+  const uint64_t gib = UINT64_C(1) << 30;
+  uint64_t tenth = memory_bytes / 10;
+  uint64_t quarter = memory_bytes / 4;
+  uint64_t reserve = quarter < gib ? quarter : gib;
+  reserve = reserve < tenth ? tenth : reserve;
+  uint32_t sharing = 0;
+  for (uint32_t i = 0; i < device->daemon->device_count; i++) {
+    sharing += is_host(device->daemon->devices[i].name) ? 1 : 0;
+  }
+  return (memory_bytes - reserve) / sharing;
+}
+
+static void decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
+  uint64_t asked = device->daemon->config->device_memory_bytes;
+  device->ledger.limit_bytes = asked != 0 ? asked : own_limit(device, ready->memory_bytes);
+  device->limit_known = true;
+  kvp_log(asked > ready->memory_bytes ? KVP_LOG_WARNING : KVP_LOG_INFO, "device_memory",
+          "device=%s limit_bytes=%" PRIu64 " device_bytes=%" PRIu64 " decided_by=%s", device->name,
+          device->ledger.limit_bytes, ready->memory_bytes, asked != 0 ? "configuration" : "device");
+}
+
+static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
+  struct kvp_device *device = context;
+  if (!device->limit_known) {
+    decide_limit(device, ready);
+  }
+  struct device_restore *restore = kvp_allocate(1, sizeof *restore);
+  restore->device = device;
+  restore->restarts = kvp_executor_link_restarts(link);
+  kvp_pool_restore_all(device->daemon, device, on_pools_restored, restore);
+}
+
+static void on_lost(void *context, struct kvp_executor_link *link) {
+  struct kvp_device *device = context;
+  bool stopping = kvp_executor_link_state(link) == KVP_LINK_STOPPED;
+  if (!stopping) {
+    kvp_log(KVP_LOG_ERROR, "device_lost", "device=%s restarts=%" PRIu64 " steps=%u sessions=%u", device->name,
+            kvp_executor_link_restarts(link), device->steps.count, device->daemon->sessions.count);
+  }
+  kvp_pool_device_lost(device->daemon, device);
+  kvp_step_device_lost(device);
+  if (!stopping) {
+    kvp_session_tell_device(device->daemon, device->name, true);
+  }
+  kvp_daemon_look_again(device->daemon);
+}
+
+static void on_completion(void *context, struct kvp_executor_link *link, const struct kvp_ring_record *record,
+                          const uint8_t *payload) {
+  (void)link;
+  kvp_step_completion(context, record, payload);
+}
+
+static void on_progress(void *context, struct kvp_executor_link *link) {
+  (void)link;
+  kvp_step_post_waiting(context);
+}
+
+static void on_stopped(void *context, struct kvp_executor_link *link) {
+  (void)link;
+  struct kvp_device *device = context;
+  kvp_daemon_device_stopped(device->daemon, device);
+}
+
+static const struct kvp_link_events link_events = {
+    .ready = on_ready,
+    .lost = on_lost,
+    .completion = on_completion,
+    .progress = on_progress,
+    .stopped = on_stopped,
+};
+
+enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const char *name,
+                                struct kvp_error *error) {
+  struct kvp_device *device = &daemon->devices[index];
+  memset(device, 0, sizeof *device);
+  device->daemon = daemon;
+  device->index = index;
+  memcpy(device->name, name, strlen(name) + 1);
+  const struct kvp_link_options options = {
+      .device = device->name,
+      .executor_path = daemon->config->executor_path,
+      .socket_path = daemon->config->socket_path,
+      .lock_path = daemon->config->lock_path,
+      .thread_count = daemon->config->device_thread_count,
+  };
+  return kvp_executor_link_new(daemon->loop, &options, &link_events, device, &device->link, error);
+}
+
+void kvp_device_deinit(struct kvp_device *device) {
+  kvp_step_table_deinit(&device->steps);
+  kvp_executor_link_destroy(device->link);
+  device->link = NULL;
+}
+
+enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct kvp_error *error) {
+  if (device->daemon->state >= KVP_DAEMON_DRAINING) {
+    return kvp_error_set(error, KVP_SHUTTING_DOWN, "the daemon is draining");
+  }
+  if (kvp_executor_link_state(device->link) == KVP_LINK_SERVING) {
+    return KVP_OK;
+  }
+  if (!device->served) {
+    return kvp_error_set(error, KVP_BUSY, "device %s is starting; try again", device->name);
+  }
+  return kvp_error_set(error, KVP_DEVICE_LOST, "the executor of device %s died and is being restarted; try again",
+                       device->name);
+}

@@ -1,0 +1,520 @@
+/* The supervisor's side of the executors of one device: requests and their answers, restarts.
+ *
+ * Always holds: `process` is NULL in PAUSED, and in STOPPED once it was reaped; requests are pending only while there
+ * is a process. Executors come and go in `process` (executor_process.h).
+ */
+#include "server/supervisor/executor_link.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/log.h"
+#include "server/supervisor/allocate.h"
+#include "server/supervisor/executor_process.h"
+
+enum {
+  ready_timeout_ms = 30000, /* a device that can't be opened must not look like one that is starting for ever */
+  stop_timeout_ms = 2000,
+  busy_retry_ms = 1,
+  pause_first_ms = 100,
+  pause_max_ms = 5000,
+  quick_death_ms = 10000,
+};
+
+struct link_request {
+  struct link_request *next;
+  uint32_t number;
+  kvp_link_chunks_fn chunks;
+  kvp_link_result_fn result;
+  void *context;
+};
+
+/* A result that is told from the loop. */
+struct link_answer {
+  struct link_answer *next;
+  kvp_link_result_fn result;
+  void *context;
+  struct kvp_error error;
+};
+
+struct kvp_executor_link {
+  uv_loop_t *loop;
+  const struct kvp_link_events *events;
+  void *context;
+  struct kvp_control_hello hello;
+  char executor_path[256];
+  enum kvp_link_state state;
+  struct kvp_executor_process *process;
+  bool was_ready; /* this process: `lost` is owed */
+  bool has_info;
+  struct kvp_control_ready info;
+  uint64_t restarts;
+  uint32_t quick_deaths; /* in a row */
+  uint64_t started_ms;
+  uint32_t last_request;
+  uint32_t part_request; /* of the request whose parts are being sent; 0: none */
+  struct link_request *first_request;
+  struct link_request *last_request_pending;
+  struct link_answer *first_answer;
+  struct link_answer *last_answer;
+  uv_timer_t deadline; /* READY, the pause before a restart, or the end, by state */
+  uv_timer_t later;    /* armed while there are answers, or `stopped` is owed */
+  uv_timer_t retry;    /* armed while somebody was told busy */
+  unsigned open_handles;
+  bool told_stopped;
+};
+
+static void link_spawn_again(struct kvp_executor_link *link);
+
+/* ---- answers ---------------------------------------------------------------------------------------------------- */
+
+static struct link_answer *link_answers_take(struct kvp_executor_link *link) {
+  struct link_answer *first = link->first_answer;
+  link->first_answer = link->last_answer = NULL;
+  return first;
+}
+
+static void link_answers_tell(struct link_answer *answer) {
+  while (answer != NULL) {
+    struct link_answer *next = answer->next;
+    answer->result(answer->context, &answer->error);
+    free(answer);
+    answer = next;
+  }
+}
+
+static void link_later(uv_timer_t *timer) {
+  struct kvp_executor_link *link = timer->data;
+  link_answers_tell(link_answers_take(link));
+  if (link->state == KVP_LINK_STOPPED && link->process == NULL && !link->told_stopped && link->first_answer == NULL) {
+    link->told_stopped = true;
+    link->events->stopped(link->context, link);
+  }
+}
+
+static void link_arm_later(struct kvp_executor_link *link) { (void)uv_timer_start(&link->later, link_later, 0, 0); }
+
+static void link_answer_later(struct kvp_executor_link *link, const struct kvp_error *error, kvp_link_result_fn result,
+                              void *context) {
+  struct link_answer *answer = kvp_allocate(1, sizeof *answer);
+  answer->result = result;
+  answer->context = context;
+  answer->error = *error;
+  if (link->last_answer == NULL) {
+    link->first_answer = answer;
+  } else {
+    link->last_answer->next = answer;
+  }
+  link->last_answer = answer;
+  link_arm_later(link);
+}
+
+static void link_lost_error(const struct kvp_executor_link *link, struct kvp_error *error) {
+  (void)kvp_error_set(error, KVP_DEVICE_LOST, "device %s: its executor died", link->hello.device);
+}
+
+/* Every request without an answer gets device_lost. From the loop. */
+static void link_requests_fail(struct kvp_executor_link *link) {
+  struct kvp_error error;
+  link_lost_error(link, &error);
+  struct link_request *request = link->first_request;
+  link->first_request = link->last_request_pending = NULL;
+  while (request != NULL) {
+    struct link_request *next = request->next;
+    request->result(request->context, &error);
+    free(request);
+    request = next;
+  }
+}
+
+/* ---- messages from the executor --------------------------------------------------------------------------------- */
+
+/* Answers come in the order of requests: the first one looked at is nearly always the one. */
+static struct link_request **link_request_find(struct kvp_executor_link *link, uint32_t number) {
+  struct link_request **place = &link->first_request;
+  while (*place != NULL && (*place)->number != number) {
+    place = &(*place)->next;
+  }
+  return place;
+}
+
+static void link_request_unlink(struct kvp_executor_link *link, struct link_request **place) {
+  struct link_request *request = *place;
+  *place = request->next;
+  if (link->last_request_pending == request) {
+    link->last_request_pending = link->first_request;
+    while (link->last_request_pending != NULL && link->last_request_pending->next != NULL) {
+      link->last_request_pending = link->last_request_pending->next;
+    }
+  }
+}
+
+static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd_message *message) {
+  struct kvp_error error;
+  if (message->body_bytes != sizeof error) {
+    return false;
+  }
+  memcpy(&error, message->body, sizeof error);
+  error.array[sizeof error.array - 1] = error.text[sizeof error.text - 1] = '\0';
+  if (error.status < 0 || error.status >= kvp_status_count) {
+    return false;
+  }
+  struct link_request **place = link_request_find(link, message->request);
+  if (*place != NULL) {
+    struct link_request *request = *place;
+    link_request_unlink(link, place);
+    request->result(request->context, &error);
+    free(request);
+  }
+  return true; /* a second answer to a request in parts is of no interest */
+}
+
+/* The fds stay the message's unless a request takes them. */
+static bool link_take_chunks(struct kvp_executor_link *link, struct kvp_fd_message *message) {
+  struct kvp_control_chunks chunks;
+  if (message->body_bytes != sizeof chunks) {
+    return false;
+  }
+  memcpy(&chunks, message->body, sizeof chunks);
+  struct link_request *request = *link_request_find(link, message->request);
+  if (request != NULL && request->chunks != NULL) {
+    request->chunks(request->context, &chunks, message->fds, message->fd_count);
+    message->fd_count = 0;
+  }
+  return true;
+}
+
+static bool link_take_ready(struct kvp_executor_link *link, const struct kvp_fd_message *message) {
+  if (message->body_bytes != sizeof link->info || link->state != KVP_LINK_STARTING) {
+    return false;
+  }
+  struct kvp_control_ready info;
+  memcpy(&info, message->body, sizeof info);
+  info.description[sizeof info.description - 1] = '\0';
+  if (info.version != KVP_CONTROL_VERSION) {
+    kvp_log(KVP_LOG_ERROR, "executor_version", "device=%s executor=%u supervisor=%u", link->hello.device, info.version,
+            KVP_CONTROL_VERSION);
+    return false;
+  }
+  link->info = info;
+  link->has_info = true;
+  link->was_ready = true;
+  link->state = KVP_LINK_RESTORING;
+  (void)uv_timer_stop(&link->deadline);
+  kvp_log(KVP_LOG_INFO, "executor_ready", "device=%s pid=%d memory_bytes=%llu text=\"%s\"", link->hello.device,
+          (int)kvp_executor_link_pid(link), (unsigned long long)info.memory_bytes, info.description);
+  link->events->ready(link->context, link, &link->info);
+  return true;
+}
+
+static void link_message(void *context, struct kvp_fd_message *message) {
+  struct kvp_executor_link *link = context;
+  bool understood = false;
+  if (message->kind == KVP_CONTROL_RESULT) {
+    understood = link_take_result(link, message);
+  } else if (message->kind == KVP_CONTROL_MEMORY_CHUNKS) {
+    understood = link_take_chunks(link, message);
+  } else if (message->kind == KVP_CONTROL_READY) {
+    understood = link_take_ready(link, message);
+  }
+  kvp_fd_message_close_fds(message);
+  if (!understood) {
+    kvp_executor_process_kill(link->process, "it broke the control protocol");
+  }
+}
+
+static void link_completion(void *context, const struct kvp_ring_record *record, const uint8_t *payload) {
+  struct kvp_executor_link *link = context;
+  link->events->completion(link->context, link, record, payload);
+}
+
+static void link_progress(struct kvp_executor_link *link) {
+  if (link->events->progress != NULL) {
+    link->events->progress(link->context, link);
+  }
+}
+
+static void link_burst_end(void *context) { link_progress(context); }
+
+static void link_retry(uv_timer_t *timer) { link_progress(timer->data); }
+
+/* ---- life and death --------------------------------------------------------------------------------------------- */
+
+static void link_deadline(uv_timer_t *timer) {
+  struct kvp_executor_link *link = timer->data;
+  if (link->state == KVP_LINK_PAUSED) {
+    link_spawn_again(link);
+  } else if (link->process != NULL) {
+    kvp_executor_process_kill(link->process, link->state == KVP_LINK_STOPPED ? "it did not stop in time"
+                                                                             : "it was not ready in time");
+  }
+}
+
+static void link_pause(struct kvp_executor_link *link) {
+  uint64_t pause_ms = 0;
+  if (uv_now(link->loop) - link->started_ms >= quick_death_ms) {
+    link->quick_deaths = 0;
+  }
+  if (link->quick_deaths > 0) {
+    uint32_t doublings = link->quick_deaths - 1 < 6 ? link->quick_deaths - 1 : 6;
+    pause_ms = (uint64_t)pause_first_ms << doublings;
+    pause_ms = pause_ms < pause_max_ms ? pause_ms : pause_max_ms;
+  }
+  link->quick_deaths++;
+  link->restarts++;
+  link->state = KVP_LINK_PAUSED;
+  (void)uv_timer_start(&link->deadline, link_deadline, pause_ms, 0);
+}
+
+static void link_exited(void *context, const struct kvp_process_exit *exit) {
+  struct kvp_executor_link *link = context;
+  bool stopping = link->state == KVP_LINK_STOPPED;
+  bool was_ready = link->was_ready;
+  int pid = (int)kvp_executor_process_pid(link->process);
+  link->process = NULL;
+  link->was_ready = false;
+  (void)uv_timer_stop(&link->retry);
+  (void)uv_timer_stop(&link->deadline);
+  if (!stopping) {
+    link_pause(link);
+  }
+  kvp_log(stopping ? KVP_LOG_INFO : KVP_LOG_ERROR, stopping ? "executor_stopped" : "executor_died",
+          "device=%s pid=%d exit_status=%lld signal=%d restarts=%llu reason=\"%s\"", link->hello.device, pid,
+          (long long)exit->exit_status, exit->term_signal, (unsigned long long)link->restarts,
+          exit->reason != NULL ? exit->reason : "");
+  link_requests_fail(link);
+  if (was_ready) {
+    link->events->lost(link->context, link);
+  }
+  if (link->state == KVP_LINK_STOPPED) {
+    link_arm_later(link);
+  }
+}
+
+static const struct kvp_process_events process_events = {
+    .message = link_message,
+    .completion = link_completion,
+    .burst_end = link_burst_end,
+    .exited = link_exited,
+};
+
+static enum kvp_status link_spawn(struct kvp_executor_link *link, struct kvp_error *error) {
+  const int *fds = NULL;
+  link->started_ms = uv_now(link->loop);
+  enum kvp_status status = kvp_executor_process_spawn(link->loop, link->executor_path, link->hello.device,
+                                                      &process_events, link, &link->process, &fds, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  link->state = KVP_LINK_STARTING;
+  kvp_log(KVP_LOG_INFO, "executor_started", "device=%s pid=%d restarts=%llu", link->hello.device,
+          (int)kvp_executor_link_pid(link), (unsigned long long)link->restarts);
+  (void)uv_timer_start(&link->deadline, link_deadline, ready_timeout_ms, 0);
+  /* Should it fail, the process dies and all else follows. */
+  (void)kvp_executor_process_send(link->process, KVP_CONTROL_HELLO, 0, &link->hello, sizeof link->hello, fds, 3);
+  return KVP_OK;
+}
+
+static void link_spawn_again(struct kvp_executor_link *link) {
+  struct kvp_error error;
+  if (link_spawn(link, &error) != KVP_OK) {
+    kvp_log(KVP_LOG_ERROR, "executor_not_started", "device=%s text=\"%s\"", link->hello.device, error.text);
+    link_pause(link);
+  }
+}
+
+enum kvp_status kvp_executor_link_start(struct kvp_executor_link *link, struct kvp_error *error) {
+  assert(link->process == NULL && link->state == KVP_LINK_PAUSED);
+  return link_spawn(link, error);
+}
+
+void kvp_executor_link_stop(struct kvp_executor_link *link) {
+  if (link->state == KVP_LINK_STOPPED) {
+    return;
+  }
+  link->state = KVP_LINK_STOPPED;
+  if (link->process == NULL) {
+    (void)uv_timer_stop(&link->deadline);
+    link_arm_later(link);
+    return;
+  }
+  kvp_executor_process_hang_up(link->process);
+  (void)uv_timer_start(&link->deadline, link_deadline, stop_timeout_ms, 0);
+}
+
+static enum kvp_status text_copy(char *out, size_t out_bytes, const char *what, const char *text,
+                                 struct kvp_error *error) {
+  if (strlen(text) >= out_bytes) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "executor link: %s '%s' is longer than %zu bytes", what, text,
+                         out_bytes - 1);
+  }
+  memcpy(out, text, strlen(text) + 1);
+  return KVP_OK;
+}
+
+static void link_timer_init(struct kvp_executor_link *link, uv_timer_t *timer) {
+  (void)uv_timer_init(link->loop, timer); /* can't fail */
+  timer->data = link;
+  link->open_handles++;
+}
+
+enum kvp_status kvp_executor_link_new(uv_loop_t *loop, const struct kvp_link_options *options,
+                                      const struct kvp_link_events *events, void *context,
+                                      struct kvp_executor_link **out, struct kvp_error *error) {
+  struct kvp_executor_link *link = kvp_allocate(1, sizeof *link);
+  struct kvp_control_hello *hello = &link->hello;
+  hello->version = KVP_CONTROL_VERSION;
+  hello->thread_count = options->thread_count;
+  if (text_copy(hello->device, sizeof hello->device, "device", options->device, error) != KVP_OK ||
+      text_copy(hello->socket_path, sizeof hello->socket_path, "socket path", options->socket_path, error) != KVP_OK ||
+      text_copy(hello->lock_path, sizeof hello->lock_path, "lock path", options->lock_path, error) != KVP_OK ||
+      text_copy(link->executor_path, sizeof link->executor_path, "executor path", options->executor_path, error) !=
+          KVP_OK) {
+    free(link);
+    return KVP_INVALID_ARGUMENT;
+  }
+  link->loop = loop;
+  link->events = events;
+  link->context = context;
+  link->state = KVP_LINK_PAUSED;
+  link_timer_init(link, &link->deadline);
+  link_timer_init(link, &link->later);
+  link_timer_init(link, &link->retry);
+  *out = link;
+  return KVP_OK;
+}
+
+static void link_handle_closed(uv_handle_t *handle) {
+  struct kvp_executor_link *link = handle->data;
+  if (--link->open_handles == 0) {
+    link_answers_tell(link_answers_take(link));
+    free(link);
+  }
+}
+
+void kvp_executor_link_destroy(struct kvp_executor_link *link) {
+  if (link == NULL) {
+    return;
+  }
+  assert(link->process == NULL);
+  uv_close((uv_handle_t *)&link->deadline, link_handle_closed);
+  uv_close((uv_handle_t *)&link->later, link_handle_closed);
+  uv_close((uv_handle_t *)&link->retry, link_handle_closed);
+}
+
+/* ---- requests --------------------------------------------------------------------------------------------------- */
+
+static bool link_is_up(const struct kvp_executor_link *link) {
+  return link->state == KVP_LINK_RESTORING || link->state == KVP_LINK_SERVING;
+}
+
+static void link_request_add(struct kvp_executor_link *link, uint32_t number, kvp_link_chunks_fn chunks,
+                             kvp_link_result_fn result, void *context) {
+  struct link_request *request = kvp_allocate(1, sizeof *request);
+  request->number = number;
+  request->chunks = chunks;
+  request->result = result;
+  request->context = context;
+  if (link->last_request_pending == NULL) {
+    link->first_request = request;
+  } else {
+    link->last_request_pending->next = request;
+  }
+  link->last_request_pending = request;
+}
+
+/* 0 = no answer wanted. */
+static uint32_t link_request_number(struct kvp_executor_link *link, kvp_link_result_fn result) {
+  if (result == NULL) {
+    return 0;
+  }
+  link->last_request++;
+  if (link->last_request == 0) {
+    link->last_request = 1;
+  }
+  return link->last_request;
+}
+
+static void link_send(struct kvp_executor_link *link, uint32_t number, enum kvp_control_kind kind, const void *body,
+                      uint32_t body_bytes, const int *fds, uint32_t fd_count) {
+  /* A failure kills the process, whose end answers the request. */
+  (void)kvp_executor_process_send(link->process, (uint32_t)kind, number, body, body_bytes, fds, fd_count);
+}
+
+static void link_refuse(struct kvp_executor_link *link, kvp_link_result_fn result, void *context) {
+  if (result != NULL) {
+    struct kvp_error error;
+    link_lost_error(link, &error);
+    link_answer_later(link, &error, result, context);
+  }
+}
+
+void kvp_executor_link_request(struct kvp_executor_link *link, enum kvp_control_kind kind, const void *body,
+                               uint32_t body_bytes, const int *fds, uint32_t fd_count, kvp_link_chunks_fn chunks,
+                               kvp_link_result_fn result, void *context) {
+  assert(link->part_request == 0);
+  if (!link_is_up(link)) {
+    link_refuse(link, result, context);
+    return;
+  }
+  uint32_t number = link_request_number(link, result);
+  if (number != 0) {
+    link_request_add(link, number, chunks, result, context);
+  }
+  link_send(link, number, kind, body, body_bytes, fds, fd_count);
+}
+
+void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_control_kind kind, const void *body,
+                                    uint32_t body_bytes, const int *fds, uint32_t fd_count, bool more,
+                                    kvp_link_result_fn result, void *context) {
+  assert(result != NULL);
+  if (!link_is_up(link)) {
+    if (!more) {
+      link_refuse(link, result, context);
+    }
+    return;
+  }
+  if (link->part_request == 0) {
+    link->part_request = link_request_number(link, result);
+    link_request_add(link, link->part_request, NULL, result, context);
+  }
+  link_send(link, link->part_request, kind, body, body_bytes, fds, fd_count);
+  if (!more) {
+    link->part_request = 0;
+  }
+}
+
+/* ---- the rest --------------------------------------------------------------------------------------------------- */
+
+void kvp_executor_link_serve(struct kvp_executor_link *link) {
+  if (link->state == KVP_LINK_RESTORING) { /* else it died while the last object was restored */
+    link->state = KVP_LINK_SERVING;
+  }
+}
+
+enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t kind, uint64_t tag, const void *payload,
+                                       uint32_t payload_bytes) {
+  if (link->state != KVP_LINK_SERVING) {
+    return KVP_DEVICE_LOST;
+  }
+  enum kvp_status status = kvp_executor_process_post(link->process, kind, tag, payload, payload_bytes);
+  if (status == KVP_BUSY && !uv_is_active((uv_handle_t *)&link->retry)) {
+    (void)uv_timer_start(&link->retry, link_retry, busy_retry_ms, 0);
+  }
+  return status;
+}
+
+enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link) { return link->state; }
+
+const char *kvp_executor_link_device(const struct kvp_executor_link *link) { return link->hello.device; }
+
+pid_t kvp_executor_link_pid(const struct kvp_executor_link *link) {
+  return link->process != NULL ? kvp_executor_process_pid(link->process) : 0;
+}
+
+uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link) { return link->restarts; }
+
+const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link) {
+  return link->has_info ? &link->info : NULL;
+}

@@ -1,0 +1,223 @@
+/* Device memory whose descriptors the supervisor keeps.
+ *
+ * Always holds: chunks [0, chunk_count) are open fds of ours; `busy` means that one request of this memory is without
+ * an answer, which is the one thing that keeps the struct alive after kvp_memory_destroy.
+ */
+#include "server/supervisor/memory.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/fd_socket.h"
+#include "server/log.h"
+#include "server/supervisor/allocate.h"
+
+struct memory_chunk {
+  int fd;
+  uint64_t bytes;
+};
+
+struct kvp_memory {
+  struct kvp_executor_link *link;
+  uint64_t id;
+  uint64_t bytes;
+  char name[kvp_name_bytes_max];
+  struct memory_chunk *chunks;
+  uint32_t chunk_count;    /* so far */
+  uint32_t chunk_expected; /* 0: not told yet */
+  uint64_t chunks_bytes;   /* sum */
+  bool busy;
+  bool destroyed;
+  struct kvp_error chunk_error; /* the first thing wrong with the chunks; status KVP_OK: nothing */
+  kvp_memory_done_fn done;
+  void *context;
+};
+
+static void memory_close_chunks(struct kvp_memory *memory) {
+  for (uint32_t i = 0; i < memory->chunk_count; i++) {
+    (void)close(memory->chunks[i].fd);
+  }
+  free(memory->chunks);
+  memory->chunks = NULL;
+  memory->chunk_count = 0;
+}
+
+static void memory_free(struct kvp_memory *memory) {
+  memory_close_chunks(memory);
+  free(memory);
+}
+
+static void memory_tell_destroy(const struct kvp_memory *memory) {
+  struct kvp_control_memory body = {.memory_id = memory->id, .bytes = memory->bytes};
+  memcpy(body.name, memory->name, sizeof body.name);
+  kvp_executor_link_request(memory->link, KVP_CONTROL_MEMORY_DESTROY, &body, sizeof body, NULL, 0, NULL, NULL, NULL);
+}
+
+/* ---- create ----------------------------------------------------------------------------------------------------- */
+
+static enum kvp_status memory_check_chunks(const struct kvp_memory *memory, const struct kvp_control_chunks *chunks,
+                                           uint32_t fd_count, struct kvp_error *error) {
+  if (chunks->memory_id != memory->id || chunks->memory_bytes != memory->bytes) {
+    return kvp_error_set(error, KVP_INTERNAL, "memory '%s': the executor sent chunks of memory %llu of %llu bytes",
+                         memory->name, (unsigned long long)chunks->memory_id,
+                         (unsigned long long)chunks->memory_bytes);
+  }
+  uint32_t expected = memory->chunk_expected != 0 ? memory->chunk_expected : chunks->chunk_count;
+  if (chunks->chunk_count == 0 || chunks->chunk_count > kvp_chunks_per_memory_max ||
+      chunks->chunk_count != expected || chunks->first_chunk != memory->chunk_count || fd_count == 0 ||
+      fd_count > expected - memory->chunk_count) {
+    return kvp_error_set(error, KVP_INTERNAL, "memory '%s': the executor sent chunks [%u, +%u) of %u after %u of %u",
+                         memory->name, chunks->first_chunk, fd_count, chunks->chunk_count, memory->chunk_count,
+                         expected);
+  }
+  return KVP_OK;
+}
+
+static enum kvp_status memory_keep_chunk(struct kvp_memory *memory, int fd, uint64_t bytes, struct kvp_error *error) {
+  if (bytes == 0 || bytes > UINT64_MAX - memory->chunks_bytes) {
+    return kvp_error_set(error, KVP_INTERNAL, "memory '%s': chunk %u of %llu bytes", memory->name,
+                         memory->chunk_count, (unsigned long long)bytes);
+  }
+  enum kvp_status status = kvp_memory_fd_check(fd, bytes, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  memory->chunks[memory->chunk_count++] = (struct memory_chunk){fd, bytes};
+  memory->chunks_bytes += bytes;
+  return KVP_OK;
+}
+
+static void memory_take_chunks(void *context, const struct kvp_control_chunks *chunks, const int *fds,
+                               uint32_t fd_count) {
+  struct kvp_memory *memory = context;
+  uint32_t kept = 0;
+  if (memory->chunk_error.status == KVP_OK && !memory->destroyed &&
+      memory_check_chunks(memory, chunks, fd_count, &memory->chunk_error) == KVP_OK) {
+    if (memory->chunk_expected == 0) {
+      memory->chunk_expected = chunks->chunk_count;
+      memory->chunks = kvp_allocate(chunks->chunk_count, sizeof *memory->chunks);
+    }
+    while (kept < fd_count &&
+           memory_keep_chunk(memory, fds[kept], chunks->chunk_bytes[kept], &memory->chunk_error) == KVP_OK) {
+      kept++;
+    }
+  }
+  for (uint32_t i = kept; i < fd_count; i++) {
+    (void)close(fds[i]);
+  }
+}
+
+/* What the executor said about the whole, or what is wrong with the chunks it sent. */
+static void memory_judge(const struct kvp_memory *memory, const struct kvp_error *answer, struct kvp_error *out) {
+  *out = *answer;
+  if (answer->status != KVP_OK) {
+    return;
+  }
+  if (memory->chunk_error.status != KVP_OK) {
+    *out = memory->chunk_error;
+  } else if (memory->chunk_count == 0 || memory->chunk_count != memory->chunk_expected ||
+             memory->chunks_bytes < memory->bytes) {
+    (void)kvp_error_set(out, KVP_INTERNAL, "memory '%s': the executor made %u of %u chunks, %llu of %llu bytes",
+                        memory->name, memory->chunk_count, memory->chunk_expected,
+                        (unsigned long long)memory->chunks_bytes, (unsigned long long)memory->bytes);
+  }
+}
+
+static void memory_created(void *context, const struct kvp_error *answer) {
+  struct kvp_memory *memory = context;
+  struct kvp_error error;
+  memory_judge(memory, answer, &error);
+  memory->busy = false;
+  if (error.status != KVP_OK || memory->destroyed) {
+    if (answer->status == KVP_OK) {
+      memory_tell_destroy(memory);
+    }
+    memory_close_chunks(memory);
+  }
+  if (memory->destroyed) {
+    memory_free(memory);
+    return;
+  }
+  memory->done(memory->context, &error);
+}
+
+void kvp_memory_create(struct kvp_executor_link *link, uint64_t memory_id, const char *name, uint64_t bytes,
+                       kvp_memory_done_fn done, void *context, struct kvp_memory **out) {
+  struct kvp_memory *memory = kvp_allocate(1, sizeof *memory);
+  memory->link = link;
+  memory->id = memory_id;
+  memory->bytes = bytes;
+  memory->done = done;
+  memory->context = context;
+  memory->busy = true;
+  struct kvp_control_memory body = {.memory_id = memory_id, .bytes = bytes};
+  size_t name_bytes = strnlen(name, sizeof body.name - 1);
+  memcpy(body.name, name, name_bytes);
+  memcpy(memory->name, body.name, sizeof memory->name);
+  *out = memory;
+  kvp_executor_link_request(link, KVP_CONTROL_MEMORY_CREATE, &body, sizeof body, NULL, 0, memory_take_chunks,
+                            memory_created, memory);
+}
+
+/* ---- restore, destroy ------------------------------------------------------------------------------------------- */
+
+static void memory_restored(void *context, const struct kvp_error *answer) {
+  struct kvp_memory *memory = context;
+  memory->busy = false;
+  if (memory->destroyed) {
+    if (answer->status == KVP_OK) {
+      memory_tell_destroy(memory);
+    }
+    memory_free(memory);
+    return;
+  }
+  if (memory->done != NULL) {
+    memory->done(memory->context, answer);
+  } else if (answer->status != KVP_OK) {
+    kvp_log(KVP_LOG_ERROR, "memory_not_restored", "device=%s memory=%s text=\"%s\"",
+            kvp_executor_link_device(memory->link), memory->name, answer->text);
+  }
+}
+
+void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context) {
+  assert(!memory->busy && memory->chunk_count > 0);
+  memory->done = done;
+  memory->context = context;
+  memory->busy = true;
+  for (uint32_t first = 0; first < memory->chunk_count; first += kvp_control_fds_max) {
+    uint32_t left = memory->chunk_count - first;
+    uint32_t count = left < kvp_control_fds_max ? left : kvp_control_fds_max;
+    struct kvp_control_chunks body = {.memory_id = memory->id,
+                                      .memory_bytes = memory->bytes,
+                                      .first_chunk = first,
+                                      .chunk_count = memory->chunk_count};
+    int fds[kvp_control_fds_max];
+    for (uint32_t i = 0; i < count; i++) {
+      body.chunk_bytes[i] = memory->chunks[first + i].bytes;
+      fds[i] = memory->chunks[first + i].fd;
+    }
+    kvp_executor_link_request_part(memory->link, KVP_CONTROL_MEMORY_IMPORT, &body, sizeof body, fds, count,
+                                   count < left, memory_restored, memory);
+  }
+}
+
+void kvp_memory_destroy(struct kvp_memory *memory) {
+  if (memory == NULL) {
+    return;
+  }
+  assert(!memory->destroyed);
+  if (memory->busy) {
+    memory->destroyed = true;
+    return;
+  }
+  if (memory->chunk_count > 0) {
+    memory_tell_destroy(memory);
+  }
+  memory_free(memory);
+}
+
+uint64_t kvp_memory_id(const struct kvp_memory *memory) { return memory->id; }
+
+uint64_t kvp_memory_bytes(const struct kvp_memory *memory) { return memory->bytes; }

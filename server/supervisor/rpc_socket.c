@@ -1,0 +1,151 @@
+/* The daemon's unix socket and the lock that makes it the only one. Loop thread. What always holds: the path is
+ * touched only while the lock is held. */
+#include "server/supervisor/rpc_socket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { pid_text_bytes_max = 32, backlog = 128 };
+
+static long lock_holder(int lock_fd) {
+  char text[pid_text_bytes_max];
+  const ssize_t bytes = pread(lock_fd, text, sizeof text - 1, 0);
+  if (bytes <= 0) {
+    return 0;
+  }
+  text[bytes] = '\0';
+  return strtol(text, NULL, 10);
+}
+
+static enum kvp_status lock_take(const char *path, int *out, struct kvp_error *error) {
+  const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd < 0) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "lock file \"%s\": %s", path, strerror(errno));
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    enum kvp_status status = KVP_OK;
+    if (errno == EWOULDBLOCK) {
+      status = kvp_error_set(error, KVP_IN_USE, "another daemon, pid %ld, holds \"%s\"", lock_holder(fd), path);
+    } else {
+      status = kvp_error_set(error, KVP_INVALID_ARGUMENT, "locking \"%s\": %s", path, strerror(errno));
+    }
+    close(fd);
+    return status;
+  }
+  char text[pid_text_bytes_max];
+  const int text_bytes = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, text, (size_t)text_bytes, 0) != text_bytes) {
+    const enum kvp_status status =
+        kvp_error_set(error, KVP_INVALID_ARGUMENT, "writing the pid into \"%s\": %s", path, strerror(errno));
+    close(fd);
+    return status;
+  }
+  *out = fd;
+  return KVP_OK;
+}
+
+/* A daemon with another lock file may be listening here; binding over it would steal its clients silently. */
+static enum kvp_status remove_stale(int fd, const struct sockaddr_un *address, struct kvp_error *error) {
+  struct stat found;
+  if (lstat(address->sun_path, &found) != 0) {
+    return KVP_OK; /* nothing there, or bind will say what is wrong */
+  }
+  if (!S_ISSOCK(found.st_mode)) {
+    return kvp_error_set(error, KVP_ALREADY_EXISTS, "\"%s\" exists and is not a socket", address->sun_path);
+  }
+  if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN) {
+    return kvp_error_set(error, KVP_IN_USE, "another process listens at \"%s\"", address->sun_path);
+  }
+  if (unlink(address->sun_path) != 0 && errno != ENOENT) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "removing stale socket \"%s\": %s", address->sun_path,
+                         strerror(errno));
+  }
+  return KVP_OK;
+}
+
+static int stream_socket(void) {
+  return socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+}
+
+static enum kvp_status probe(const struct sockaddr_un *address, struct kvp_error *error) {
+  const int fd = stream_socket();
+  if (fd < 0) {
+    return kvp_error_set(error, KVP_INTERNAL, "socket: %s", strerror(errno));
+  }
+  const enum kvp_status status = remove_stale(fd, address, error);
+  close(fd);
+  return status;
+}
+
+/* Nobody can connect before listen, so the mode is right from the first connection on, whatever the umask. */
+static enum kvp_status bind_and_listen(const struct sockaddr_un *address, uint32_t mode, int *out,
+                                       struct kvp_error *error) {
+  const int fd = stream_socket();
+  if (fd < 0) {
+    return kvp_error_set(error, KVP_INTERNAL, "socket: %s", strerror(errno));
+  }
+  if (bind(fd, (const struct sockaddr *)address, sizeof *address) != 0) {
+    const enum kvp_status status =
+        kvp_error_set(error, KVP_INVALID_ARGUMENT, "binding \"%s\": %s", address->sun_path, strerror(errno));
+    close(fd);
+    return status;
+  }
+  if (chmod(address->sun_path, (mode_t)mode) != 0 || listen(fd, backlog) != 0) {
+    const enum kvp_status status =
+        kvp_error_set(error, KVP_INVALID_ARGUMENT, "listening at \"%s\": %s", address->sun_path, strerror(errno));
+    (void)unlink(address->sun_path);
+    close(fd);
+    return status;
+  }
+  *out = fd;
+  return KVP_OK;
+}
+
+enum kvp_status kvp_rpc_socket_open(struct kvp_rpc_socket *endpoint, const char *path, uint32_t mode,
+                                    const char *lock_path, struct kvp_error *error) {
+  struct kvp_rpc_socket opened = {.fd = -1, .lock_fd = -1, .address.sun_family = AF_UNIX};
+  const size_t path_bytes = strlen(path);
+  if (path_bytes == 0 || path_bytes >= sizeof opened.address.sun_path) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "socket path \"%s\" has %zu bytes, allowed are 1 to %zu", path,
+                         path_bytes, sizeof opened.address.sun_path - 1);
+  }
+  memcpy(opened.address.sun_path, path, path_bytes + 1);
+  enum kvp_status status = lock_take(lock_path, &opened.lock_fd, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  status = probe(&opened.address, error);
+  if (status != KVP_OK) {
+    goto err_lock;
+  }
+  status = bind_and_listen(&opened.address, mode, &opened.fd, error);
+  if (status != KVP_OK) {
+    goto err_lock;
+  }
+  *endpoint = opened;
+  return KVP_OK;
+
+err_lock:
+  close(opened.lock_fd);
+  return status;
+}
+
+void kvp_rpc_socket_refuse(struct kvp_rpc_socket *endpoint) {
+  if (endpoint->fd >= 0) {
+    close(endpoint->fd);
+    endpoint->fd = -1;
+  }
+}
+
+void kvp_rpc_socket_close(struct kvp_rpc_socket *endpoint) {
+  kvp_rpc_socket_refuse(endpoint);
+  (void)unlink(endpoint->address.sun_path);
+  close(endpoint->lock_fd);
+}

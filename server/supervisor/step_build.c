@@ -1,0 +1,101 @@
+/* The steps that the daemon makes by itself. */
+#include "server/supervisor/step_build.h"
+
+#include <stddef.h>
+
+#include "server/supervisor/step_writer.h"
+
+static struct kvp_wire_view view_rows(uint64_t buffer_id, uint64_t offset_bytes, uint64_t rows, uint32_t row_bytes,
+                                      uint64_t row_stride_bytes) {
+  return (struct kvp_wire_view){.buffer_id = buffer_id,
+                                .offset_bytes = offset_bytes,
+                                .rows = rows,
+                                .row_stride_bytes = row_stride_bytes,
+                                .row_bytes = row_bytes,
+                                .flags = KVP_WIRE_VIEW_PRESENT};
+}
+
+/* Plain bytes are one row. */
+static struct kvp_wire_view view_bytes(uint64_t buffer_id, uint64_t offset_bytes, uint32_t bytes) {
+  return view_rows(buffer_id, offset_bytes, 1, bytes, bytes);
+}
+
+static void op_set_place(struct kvp_wire_op *op, const struct kvp_region_place *place) {
+  op->pool_id = place->pool_id;
+  op->region = place->region;
+  op->layer = place->layer;
+}
+
+struct kvp_wire_step *kvp_step_build_write(uint64_t buffer_id, uint64_t offset_bytes, const void *data, uint32_t bytes,
+                                           struct kvp_error *error) {
+  struct kvp_step_writer writer;
+  if (kvp_step_writer_init(&writer, 1, 1, kvp_step_inline_bytes(bytes), error) != KVP_OK) {
+    return NULL;
+  }
+  writer.ops[0].kind = KVP_OP_BUFFER_WRITE;
+  writer.ops[0].arrays[0] = kvp_step_writer_add_inline(&writer, data, bytes);
+  writer.ops[0].source = view_bytes(buffer_id, offset_bytes, bytes);
+  return writer.step;
+}
+
+struct kvp_wire_step *kvp_step_build_read(uint64_t buffer_id, uint64_t offset_bytes, uint32_t bytes,
+                                          struct kvp_error *error) {
+  struct kvp_step_writer writer;
+  if (kvp_step_writer_init(&writer, 1, 0, 0, error) != KVP_OK) {
+    return NULL;
+  }
+  writer.ops[0].kind = KVP_OP_BUFFER_READ;
+  writer.ops[0].source = view_bytes(buffer_id, offset_bytes, bytes);
+  return writer.step;
+}
+
+struct kvp_wire_step *kvp_step_build_region_read(const struct kvp_region_place *place, uint64_t offset_bytes,
+                                                 uint32_t bytes, struct kvp_error *error) {
+  struct kvp_step_writer writer;
+  if (kvp_step_writer_init(&writer, 1, 0, 0, error) != KVP_OK) {
+    return NULL;
+  }
+  writer.ops[0].kind = KVP_OP_REGION_READ;
+  op_set_place(&writer.ops[0], place);
+  writer.ops[0].argument = offset_bytes;
+  writer.ops[0].total_k = bytes;
+  return writer.step;
+}
+
+struct kvp_wire_step *kvp_step_build_store_rows(const struct kvp_region_place *place, uint64_t epoch,
+                                                const uint8_t *slots, uint64_t slot_count, uint64_t buffer_id,
+                                                uint32_t row_bytes, struct kvp_error *error) {
+  struct kvp_step_writer writer;
+  uint64_t slots_bytes = slot_count * sizeof(int32_t);
+  if (kvp_step_writer_init(&writer, 1, 1, kvp_step_inline_bytes(slots_bytes), error) != KVP_OK) {
+    return NULL;
+  }
+  writer.step->epoch = epoch;
+  writer.ops[0].kind = KVP_OP_STORE;
+  op_set_place(&writer.ops[0], place);
+  writer.ops[0].arrays[0] = kvp_step_writer_add_inline(&writer, slots, slots_bytes);
+  writer.ops[0].source = view_rows(buffer_id, 0, slot_count, row_bytes, row_bytes);
+  return writer.step;
+}
+
+struct kvp_wire_step *kvp_step_build_load_rows(const struct kvp_region_place *place, uint64_t epoch,
+                                               const uint8_t *segments, uint64_t segments_bytes, uint64_t buffer_id,
+                                               const struct kvp_rows_layout *layout, struct kvp_error *error) {
+  struct kvp_step_writer writer;
+  if (kvp_step_writer_init(&writer, 2, 1, kvp_step_inline_bytes(segments_bytes), error) != KVP_OK) {
+    return NULL;
+  }
+  writer.step->epoch = epoch;
+  writer.ops[0].kind = KVP_OP_BUFFER_FILL;
+  writer.ops[0].source = view_bytes(buffer_id, 0, (uint32_t)layout->bytes);
+  struct kvp_wire_op *load = &writer.ops[1];
+  load->kind = KVP_OP_LOAD;
+  op_set_place(load, place);
+  load->arrays[0] = kvp_step_writer_add_inline(&writer, segments, segments_bytes);
+  load->total_k = layout->rows;
+  load->source = view_rows(buffer_id, 0, layout->rows, layout->row_bytes, layout->row_bytes);
+  if (layout->scale_bytes > 0) {
+    load->second = view_rows(buffer_id, layout->scales_begin, layout->rows, layout->scale_bytes, layout->scale_bytes);
+  }
+  return writer.step;
+}

@@ -1,0 +1,146 @@
+"""More than allowed: sessions, queued steps, memory. Each is said at once, with the numbers, and costs nobody else."""
+import re
+
+import numpy as np
+import pytest
+
+from support.catalogue import V41, Geometry
+from support.daemon import wait_until
+from support.errors import GRPC_CODE_OF, RpcFailure, StepFailure
+from support.traffic import Lane, random_rows
+
+GIB = 1 << 30
+
+
+def refused(call, status):
+    with pytest.raises((RpcFailure, StepFailure)) as caught:
+        call()
+    refusal = caught.value.refusal
+    assert refusal is not None and refusal.status == status, caught.value
+    if refusal.grpc_code:
+        assert refusal.grpc_code == GRPC_CODE_OF[status]
+    return refusal
+
+
+def test_sessions(start_daemon):
+    client = start_daemon("--sessions-max", 3).client()
+    assert client.info().limits.sessions_max == 3
+    opened = [client.open_session(f"s{i}") for i in range(3)]
+    refusal = refused(lambda: client.open_session("one too many"), "busy")
+    assert "3" in refusal.message
+    opened[1].close()
+    wait_until(lambda: len(client.list_sessions()) == 2, "the closed session gone")
+    again = client.open_session("fits again")
+    assert len({s.id for s in opened} | {again.id}) == 4, "a session id came back"
+    assert len(client.list_sessions()) == 3
+
+
+@pytest.fixture
+def lane(start_daemon):
+    client = start_daemon("--steps-in-flight-max", 4).client()
+    session = client.open_session()
+    pool = client.create_pool("busy", 64, 32, [{"name": "kv", "format": "v41", "num_layers": 1}])
+    made = Lane(session, Geometry(V41, 64, 32), pool.pool_id, session.allocate(pool.pool_id, 32))
+    made.write(random_rows(np.random.default_rng(1), V41, made.count))
+    return made
+
+
+def test_steps_in_flight(lane):
+    client, session = lane.session.client, lane.session
+    assert client.info().limits.steps_in_flight_per_session_max == 4
+    queue = session.open_queue()
+    steps = [queue.send(lane.long_step(300)) for _ in range(4)]
+    too_many = [queue.send(lane.load_step()) for _ in range(3)]
+    for step_id in too_many:
+        assert "4" in refused(lambda: queue.wait(step_id), "busy").message
+    assert not any(step_id in queue.finished for step_id in steps[1:]), "busy was not said at once"
+    refused(lambda: session.run(lane.load_step()), "busy")
+
+    other = client.open_session("other")
+    pool = client.create_pool("others", 16, 1, [{"name": "kv", "format": "v41", "num_layers": 1}])
+    other_lane = Lane(other, Geometry(V41, 16, 1), pool.pool_id, other.allocate(pool.pool_id, 1))
+    other_lane.write(random_rows(np.random.default_rng(2), V41, 16))
+    other.run(other_lane.store_and_load_step())
+    other_lane.check_out()
+
+    for step_id in steps:
+        queue.wait(step_id)
+    queue.run(lane.load_step())
+    lane.check_out()
+
+
+def test_steps_of_one_queue_run_in_order(lane):
+    queue = lane.session.open_queue()
+    steps = [queue.send(lane.long_step(20)), queue.send(lane.load_step()), queue.send(lane.store_step())]
+    reports = [queue.wait(step_id) for step_id in steps]
+    assert [step_id for kind, step_id in queue.order if kind == "done"] == steps
+    for before, after in zip(reports, reports[1:]):
+        assert before[-1].finished_ns <= after[0].started_ns
+    lane.check_out()
+
+
+def test_queues(daemon, client, session):
+    limit = client.info().limits.queues_per_session_max
+    pool = client.create_pool("queues", 16, 1, [{"name": "kv", "format": "v41", "num_layers": 1}])
+    lane = Lane(session, Geometry(V41, 16, 1), pool.pool_id, session.allocate(pool.pool_id, 1))
+    lane.write(random_rows(np.random.default_rng(1), V41, 16))
+    queues = [session.open_queue() for _ in range(limit)]
+    for queue in queues:
+        queue.run(lane.store_step())
+    one_too_many = session.open_queue()
+    refused(lambda: one_too_many.run(lane.store_step()), "busy")
+    one_too_many.abandon()
+    queues[3].finish()
+    wait_until(lambda: client.list_sessions()[-1].queues == limit - 1, "the queue gone")
+    session.open_queue().run(lane.store_and_load_step())
+    lane.check_out()
+
+
+def numbers(text):
+    return [int(n) for n in re.findall(r"\d+", text)]
+
+
+@pytest.mark.parametrize("num_blocks", [2 * GIB // 65536 + 1, 2**31 // 64 - 1])
+def test_a_pool_that_does_not_fit(start_daemon, num_blocks):
+    client = start_daemon(device_memory="64M").client()
+    region = {"name": "kv", "format": "bf16", "num_layers": 1}
+    refusal = refused(lambda: client.create_pool("big", 64, num_blocks, [region]), "out_of_memory")
+    found = numbers(refusal.message)
+    assert num_blocks * 64 * 1024 in found, refusal.message
+    assert 64 << 20 in found, refusal.message
+    assert not client.pools()
+    device = client.device()
+    assert (device.pool_bytes, device.memory_limit_bytes) == (0, 64 << 20)
+
+    half = client.create_pool("half", 64, 512, [region])  # 32 MiB
+    assert client.device().pool_bytes == half.bytes_per_placement == 32 << 20
+    refused(lambda: client.create_pool("rest", 64, 513, [region]), "out_of_memory")
+    client.delete_pool(half.pool_id)
+    wait_until(lambda: client.device().pool_bytes == 0, "the ledger empty")
+    assert client.create_pool("rest", 64, 513, [region]).bytes_per_placement == 513 * 65536
+
+
+def test_a_buffer_that_does_not_fit(start_daemon):
+    client = start_daemon(device_memory="64M").client()
+    session = client.open_session()
+    refusal = refused(lambda: session.create_buffer((64 << 20) + 4096), "out_of_memory")
+    assert (64 << 20) + 4096 in numbers(refusal.message) and 64 << 20 in numbers(refusal.message)
+    buffer = session.create_buffer(48 << 20)
+    assert client.device().buffer_bytes >= 48 << 20
+    refused(lambda: session.create_buffer(32 << 20), "out_of_memory")
+    buffer.release()
+    wait_until(lambda: client.device().buffer_bytes == 0, "the ledger empty")
+    session.create_buffer(48 << 20)
+    session.close()
+    wait_until(lambda: client.device().buffer_bytes == 0, "the ledger empty")
+
+
+def test_buffers_of_one_session(daemon, client, session):
+    limit = client.info().limits.buffers_per_session_max
+    buffers = [session.create_buffer(16) for _ in range(limit)]
+    assert len({b.id for b in buffers}) == limit
+    refusal = refused(lambda: session.create_buffer(16), "quota_exceeded")
+    assert str(limit) in refusal.message
+    assert client.list_sessions()[-1].buffers == limit
+    buffers[0].release()
+    session.create_buffer(16)

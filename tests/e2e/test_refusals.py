@@ -1,0 +1,623 @@
+"""Steps and calls that must be refused: by their code, naming op, array, position and value, with nothing executed and
+the daemon serving on."""
+import re
+from dataclasses import dataclass
+from typing import Callable, Optional, Tuple
+
+import numpy as np
+import pytest
+
+from support import reference
+from support.catalogue import INDEX_MXFP8, V41
+from support.client import Step, failures
+from support.errors import GRPC_CODE_OF, RpcFailure, StepFailure
+from support.stubs import pb
+from support.traffic import random_rows
+
+TOKENS, BLOCKS, OTHERS_BLOCK, FREE_BLOCK = 16, 8, 6, 7
+BUFFER_BYTES = 1 << 18
+KV, INDEX = 0, 1
+
+
+class Scene:
+    """A pool of 8 blocks with a main and an index region: 0..5 ours, 6 another session's, 7 free."""
+
+    def __init__(self, daemon):
+        self.daemon, self.client = daemon, daemon.client()
+        self.session, self.other = self.client.open_session("ours"), self.client.open_session("other")
+        self.pool = self.client.create_pool("refusals", 4 * TOKENS, BLOCKS, [
+            {"name": "kv", "format": "v41", "num_layers": 2, "compression_ratio": 4},
+            {"name": "index", "format": "index_mxfp8", "num_layers": 1, "compression_ratio": 4}])
+        self.pool_id = self.pool.pool_id
+        self.session.allocate_range(self.pool_id, 0, OTHERS_BLOCK)
+        self.other.allocate_range(self.pool_id, OTHERS_BLOCK, 1)
+        self.session.epoch = self.client.call("ListBlocks", pb.ListBlocksRequest(pool_id=self.pool_id)).epoch
+        self.buffer = self.session.create_buffer(BUFFER_BYTES)
+        self.others_buffer = self.other.create_buffer(BUFFER_BYTES)
+        self.released = self.session.create_buffer(4096)
+        self.released.release()
+        self.rng = np.random.default_rng(11)
+        self.memories = [daemon.region_memory("refusals", "kv"), daemon.region_memory("refusals", "index"),
+                         daemon.buffer_memory(self.buffer.id), daemon.buffer_memory(self.others_buffer.id)]
+        for memory in self.memories:
+            memory.array[:] = self.rng.integers(0, 256, memory.bytes).astype(np.uint8)
+        self.queue = self.session.open_queue()
+
+    def region(self, index=KV, layer=0):
+        return pb.RegionRef(pool_id=self.pool_id, region=index, layer=layer)
+
+    def source(self, rows=4, **changes):
+        return self.view(0, rows, V41.row_bytes, **changes)
+
+    def out(self, rows=64, **changes):
+        return self.view(1 << 16, rows, V41.row_bytes, **changes)
+
+    def view(self, offset, rows, row_bytes, **changes):
+        view = self.buffer.view(offset, rows, row_bytes)
+        for field, value in changes.items():
+            setattr(view, field, value)
+        return view
+
+    def index_out(self, **changes):
+        return self.view(1 << 16, 64, INDEX_MXFP8.loaded_row_bytes, **changes)
+
+    def index_scales(self, **changes):
+        return self.view(1 << 17, 64, 4, **{"row_stride_bytes": 16, **changes})
+
+    def good_op(self, step):
+        return step.store(self.region(), self.source(2), [0, 1])
+
+    def contents(self):
+        return [memory.snapshot() for memory in self.memories]
+
+    def check_unchanged(self, before):
+        for memory, old in zip(self.memories, before):
+            assert (memory.array == old).all()
+
+    def check_serving(self):
+        """A correct step still does what it should, on the same stream and as a call."""
+        slots = [5 * TOKENS + 3, -1, 2]
+        for run in (self.queue.run, self.session.run):
+            rows = random_rows(self.rng, V41, 4)
+            self.buffer.write(rows)
+            step = Step().store(self.region(layer=1), self.source(), slots)
+            step.load(self.region(layer=1), [(5, 3, 4, 0), (0, 2, 3, 1)], 2, self.out())
+            reports = run(step)
+            assert (reports[0].rows_stored, reports[1].rows_loaded) == (2, 2)
+            expected = reference.cast_back(V41, rows[[0, 2]])
+            assert self.buffer.read(1 << 16, expected.size).tobytes() == expected.tobytes()
+
+    def refused(self, call):
+        """The refusal of call(), with memory unchanged by it and the daemon serving afterwards."""
+        before = self.contents()
+        with pytest.raises((RpcFailure, StepFailure)) as caught:
+            call()
+        self.check_unchanged(before)
+        refusal = caught.value.refusal
+        assert refusal is not None, f"no detail came with {caught.value}"
+        assert refusal.message and "\n" not in refusal.message
+        if refusal.grpc_code is not None:
+            assert refusal.grpc_code == GRPC_CODE_OF[refusal.status]
+        self.check_serving()
+        return refusal
+
+
+@pytest.fixture(scope="module")
+def scene(daemon):
+    made = Scene(daemon)
+    yield made
+    for memory in made.memories:
+        memory.close()
+    made.session.close()
+    made.other.close()
+    made.client.close()
+
+
+@dataclass(frozen=True)
+class Expect:
+    """None: not looked at. array: the name, whatever index or field follows it."""
+
+    status: object
+    array: Optional[str] = None
+    position: Optional[int] = None
+    value: Optional[int] = None
+    words: Tuple[str, ...] = ()
+
+    def check(self, refusal, op):
+        statuses = (self.status,) if isinstance(self.status, str) else self.status
+        assert refusal.status in statuses, refusal
+        assert refusal.op == op, refusal
+        if self.array is not None:
+            assert re.match(r"[a-z_]*", refusal.array).group() == self.array, refusal
+        if self.position is not None:
+            assert refusal.position == self.position, refusal
+        if self.value is not None:
+            assert refusal.value == self.value, refusal
+            assert str(self.value) in refusal.message, refusal
+        for word in self.words:
+            assert word in refusal.message, refusal
+
+
+# -- slots and segments: steps on a stream, steps as calls, inline rows
+
+INT32_MAX, INT32_MIN = 2**31 - 1, -2**31
+
+STORES = {
+    "slot_past_the_region": ([3, TOKENS * BLOCKS, 4], Expect("out_of_range", "slots", 1, TOKENS * BLOCKS)),
+    "slot_int32_max": ([3, 4, INT32_MAX], Expect("out_of_range", "slots", 2, INT32_MAX)),
+    "slot_below_minus_one": ([-1, -2, 4], Expect("out_of_range", "slots", 1, -2)),
+    "slot_int32_min": ([INT32_MIN, 4], Expect("out_of_range", "slots", 0, INT32_MIN)),
+    "slot_nan_bits": ([0x7FC00000], Expect("out_of_range", "slots", 0, 0x7FC00000)),
+    "slot_twice": ([9, 3, -1, 9], Expect("invalid_argument", "slots", 3, 9)),
+    "slot_of_another_session": ([1, OTHERS_BLOCK * TOKENS + 2], Expect("not_owner", "slots", 1,
+                                                                       OTHERS_BLOCK * TOKENS + 2)),
+    "slot_of_a_free_block": ([FREE_BLOCK * TOKENS, 1], Expect("not_owner", "slots", 0, FREE_BLOCK * TOKENS)),
+}
+
+LOADS = {
+    "end_past_its_block": ([(0, 0, 4, 0), (1, 0, 17, 8)], 32, Expect("out_of_range", "segments", 1, 17)),
+    "end_int32_max": ([(0, 0, INT32_MAX, 0)], 32, Expect("out_of_range", "segments", 0, INT32_MAX)),
+    "begin_negative": ([(0, -1, 4, 0)], 32, Expect("out_of_range", "segments", 0, -1)),
+    "begin_after_end": ([(0, 0, 2, 0), (0, 5, 4, 8)], 32, Expect(("invalid_argument", "out_of_range"), "segments", 1)),
+    "zero_fill_past_a_block": ([(-1, 0, 17, 0)], 32, Expect("out_of_range", "segments", 0, 17)),
+    "block_below_minus_one": ([(0, 0, 4, 0), (-2, 0, 4, 4)], 32, Expect("out_of_range", "segments", 1, -2)),
+    "block_past_the_pool": ([(BLOCKS, 0, 4, 0)], 32, Expect("out_of_range", "segments", 0, BLOCKS)),
+    "block_int32_max": ([(INT32_MAX, 0, 4, 0)], 32, Expect("out_of_range", "segments", 0, INT32_MAX)),
+    "block_of_another_session": ([(0, 0, 4, 0), (OTHERS_BLOCK, 0, 4, 4)], 32,
+                                 Expect("not_owner", "segments", 1, OTHERS_BLOCK)),
+    "block_that_is_free": ([(FREE_BLOCK, 0, 4, 0)], 32, Expect("not_owner", "segments", 0, FREE_BLOCK)),
+    "destination_negative": ([(0, 0, 4, -1)], 32, Expect("out_of_range", "segments", 0, -1)),
+    "destination_past_total_k": ([(0, 0, 4, 0), (0, 0, 4, 29)], 32, Expect("out_of_range", "segments", 1)),
+    "destination_overflows": ([(0, 0, 16, INT32_MAX)], 32, Expect("out_of_range", "segments", 0)),
+    "destinations_overlap": ([(0, 0, 8, 4), (1, 0, 8, 20), (2, 0, 8, 11)], 32,
+                             Expect("invalid_argument", "segments")),
+    "destination_twice": ([(0, 0, 8, 4), (-1, 0, 8, 4)], 32, Expect("invalid_argument", "segments")),
+}
+
+
+def store_call(scene, door, slots):
+    if door == "rows":
+        rows = random_rows(scene.rng, V41, len(slots))
+        return 0, lambda: scene.session.store_rows(scene.region(), rows, slots)
+    step = scene.good_op(Step()).store(scene.region(), scene.source(), slots)
+    return 1, lambda: (scene.queue if door == "queue" else scene.session).run(step)
+
+
+def load_call(scene, door, segments, total_k):
+    if door == "rows":
+        return 0, lambda: scene.session.load_rows(scene.region(), segments, total_k)
+    step = scene.good_op(Step()).load(scene.region(), segments, total_k, scene.out())
+    return 1, lambda: (scene.queue if door == "queue" else scene.session).run(step)
+
+
+@pytest.mark.parametrize("door", ["queue", "call", "rows"])
+@pytest.mark.parametrize("name", STORES)
+def test_bad_slots(scene, door, name):
+    slots, expect = STORES[name]
+    op, call = store_call(scene, door, slots)
+    expect.check(scene.refused(call), op)
+
+
+@pytest.mark.parametrize("door", ["queue", "call", "rows"])
+@pytest.mark.parametrize("name", LOADS)
+def test_bad_segments(scene, door, name):
+    segments, total_k, expect = LOADS[name]
+    op, call = load_call(scene, door, segments, total_k)
+    refusal = scene.refused(call)
+    expect.check(refusal, op)
+    if "overlap" in name or "twice" in name:
+        assert 0 <= refusal.position < len(segments)
+    if expect.position is not None:
+        assert f"segments[{expect.position}]" in refusal.message
+
+
+def test_a_text_names_everything(scene):
+    """The wording that the contract gives as its example."""
+    segments = [(0, 0, 1, i) for i in range(17)] + [(0, 0, 65, 17)]
+    step = scene.good_op(Step()).load(scene.region(), segments, 64, scene.out())
+    refusal = scene.refused(lambda: scene.session.run(step))
+    assert "op 1 load: segments[17].src_end = 65 > tokens_per_block 16" in refusal.message
+
+
+# -- everything else that a step can get wrong
+
+@dataclass(frozen=True)
+class BadOp:
+    add: Callable  # (scene, step)
+    expect: Expect
+
+
+def store(**views):
+    """A store whose parts come from functions of the scene."""
+    def add(scene, step):
+        parts = {"region": scene.region(), "source": scene.source(), "slots": [4, 5], "cast_back": None}
+        parts.update({key: value(scene) for key, value in views.items()})
+        step.store(**parts)
+    return add
+
+
+def load(**views):
+    def add(scene, step):
+        parts = {"region": scene.region(), "segments": [(0, 0, 4, 0)], "total_k": 8, "out": scene.out(),
+                 "out_scales": None}
+        parts.update({key: value(scene) for key, value in views.items()})
+        step.load(**parts)
+    return add
+
+
+def index_load(**views):
+    return load(**{"region": lambda s: s.region(INDEX), "out": lambda s: s.index_out(),
+                   "out_scales": lambda s: s.index_scales(), **views})
+
+
+def index_store(**views):
+    return store(**{"region": lambda s: s.region(INDEX),
+                    "source": lambda s: s.view(0, 4, INDEX_MXFP8.row_bytes), **views})
+
+
+def raw_array(data):
+    return lambda scene: pb.Array(inline=data)
+
+
+def unset_op(_, step):
+    step.ops.append(pb.Op())
+
+
+def raw_op(_, step):
+    """An op of a kind that this protocol doesn't have: field 15."""
+    step.ops.append(pb.Op.FromString(b"\x7a\x00"))
+
+
+def array_index(op):
+    def add(scene, step):
+        if op == "store":
+            step.store(scene.region(), scene.source(), 9)
+        else:
+            step.load(scene.region(), 9, 8, scene.out())
+    return add
+
+
+BIG = 1 << 62
+ARGUMENT = ("invalid_argument", "out_of_range")
+
+BAD_OPS = {
+    "unknown_pool": BadOp(store(region=lambda s: pb.RegionRef(pool_id=999999)), Expect("unknown_pool", value=999999)),
+    "unknown_region": BadOp(store(region=lambda s: s.region(7)), Expect("unknown_region", value=7)),
+    "unknown_region_load": BadOp(load(region=lambda s: s.region(2)), Expect("unknown_region", value=2)),
+    "unknown_layer": BadOp(store(region=lambda s: s.region(KV, 2)), Expect("unknown_layer", value=2)),
+    "unknown_layer_load": BadOp(index_load(region=lambda s: s.region(INDEX, 1)), Expect("unknown_layer", value=1)),
+    "layer_uint32_max": BadOp(store(region=lambda s: s.region(KV, 2**32 - 1)),
+                              Expect("unknown_layer", value=2**32 - 1)),
+    "no_region": BadOp(store(region=lambda s: None), Expect(("unknown_pool", "invalid_argument"))),
+    "unknown_buffer": BadOp(store(source=lambda s: s.source(buffer_id=424242)),
+                            Expect("unknown_buffer", "source", value=424242)),
+    "unknown_buffer_out": BadOp(load(out=lambda s: s.out(buffer_id=424242)),
+                                Expect("unknown_buffer", "out", value=424242)),
+    "another_sessions_buffer": BadOp(load(out=lambda s: s.out(buffer_id=s.others_buffer.id)),
+                                     Expect("unknown_buffer", "out")),
+    "another_sessions_array": BadOp(store(slots=lambda s: s.others_buffer.array(0, 2)), Expect("unknown_buffer")),
+    "released_buffer": BadOp(store(source=lambda s: s.source(buffer_id=s.released.id)),
+                             Expect("unknown_buffer", "source")),
+    "source_width": BadOp(store(source=lambda s: s.source(row_bytes=512, row_stride_bytes=1024)),
+                          Expect("wrong_format", "source", value=512)),
+    "index_width_to_main": BadOp(store(source=lambda s: s.view(0, 4, INDEX_MXFP8.row_bytes)),
+                                 Expect("wrong_format", "source", value=256)),
+    "cast_back_width": BadOp(store(cast_back=lambda s: s.out(row_bytes=528, row_stride_bytes=1024)),
+                             Expect("wrong_format", "cast_back", value=528)),
+    "out_width": BadOp(load(out=lambda s: s.out(row_bytes=528, row_stride_bytes=1024)),
+                       Expect("wrong_format", "out", value=528)),
+    "scales_width": BadOp(index_load(out_scales=lambda s: s.index_scales(row_bytes=16)),
+                          Expect("wrong_format", "out_scales", value=16)),
+    "no_scales": BadOp(index_load(out_scales=lambda s: None), Expect(("invalid_argument", "wrong_format"),
+                                                                     "out_scales")),
+    "scales_of_a_main_cache": BadOp(load(out_scales=lambda s: s.index_scales()),
+                                    Expect(("invalid_argument", "wrong_format"), "out_scales")),
+    "cast_back_of_an_index": BadOp(index_store(cast_back=lambda s: s.view(1 << 16, 4, 256)),
+                                   Expect(("invalid_argument", "wrong_format"), "cast_back")),
+    "no_source": BadOp(store(source=lambda s: None), Expect(("invalid_argument", "unknown_buffer"), "source")),
+    "no_out": BadOp(load(out=lambda s: None), Expect(("invalid_argument", "unknown_buffer"), "out")),
+    "more_slots_than_rows": BadOp(store(slots=lambda s: [1, 2, 3, 4, 5]), Expect(ARGUMENT)),
+    "cast_back_too_short": BadOp(store(cast_back=lambda s: s.out(rows=1)), Expect(ARGUMENT)),
+    "total_k_past_the_view": BadOp(load(total_k=lambda s: 65), Expect(ARGUMENT, value=65)),
+    "total_k_past_the_scales": BadOp(index_load(total_k=lambda s: 60, out_scales=lambda s: s.index_scales(rows=59)),
+                                     Expect(ARGUMENT)),
+    "total_k_huge": BadOp(load(total_k=lambda s: 2**64 - 1), Expect(ARGUMENT)),
+    "offset_unaligned": BadOp(store(source=lambda s: s.source(offset_bytes=8)),
+                              Expect("invalid_argument", "source", value=8)),
+    "out_offset_unaligned": BadOp(load(out=lambda s: s.out(offset_bytes=65538)),
+                                  Expect("invalid_argument", "out", value=65538)),
+    "stride_unaligned": BadOp(store(source=lambda s: s.source(row_stride_bytes=1032)),
+                              Expect("invalid_argument", "source", value=1032)),
+    "scales_stride_unaligned": BadOp(index_load(out_scales=lambda s: s.index_scales(row_stride_bytes=20)),
+                                     Expect("invalid_argument", "out_scales", value=20)),
+    "stride_below_a_row": BadOp(load(out=lambda s: s.out(row_stride_bytes=1008)),
+                                Expect("invalid_argument", "out", value=1008)),
+    "stride_zero": BadOp(store(source=lambda s: s.source(row_stride_bytes=0)),
+                         Expect("invalid_argument", "source", value=0)),
+    "view_past_its_buffer": BadOp(store(source=lambda s: s.source(offset_bytes=BUFFER_BYTES - 3 * 1024)),
+                                  Expect("out_of_range", "source")),
+    "offset_past_its_buffer": BadOp(store(source=lambda s: s.source(offset_bytes=2 * BUFFER_BYTES)),
+                                    Expect("out_of_range", "source")),
+    "offset_overflows": BadOp(load(out=lambda s: s.out(offset_bytes=2**64 - 1024)), Expect("out_of_range", "out")),
+    "rows_overflow": BadOp(store(source=lambda s: s.source(rows=BIG)), Expect("out_of_range", "source")),
+    "stride_overflows": BadOp(load(out=lambda s: s.out(row_stride_bytes=BIG)), Expect("out_of_range", "out")),
+    "scales_overlap_rows": BadOp(index_load(out_scales=lambda s: s.index_scales(offset_bytes=(1 << 16) + 128 * 63)),
+                                 Expect("invalid_argument")),
+    "cast_back_overlaps_source": BadOp(store(cast_back=lambda s: s.source(rows=4, offset_bytes=1024)),
+                                       Expect("invalid_argument")),
+    "cast_back_is_source": BadOp(store(cast_back=lambda s: s.source()), Expect("invalid_argument")),
+    "array_index_past_the_arrays": BadOp(array_index("store"), Expect(ARGUMENT, "slots", value=9)),
+    "segments_index_past_the_arrays": BadOp(array_index("load"), Expect(ARGUMENT, "segments", value=9)),
+    "slots_not_int32": BadOp(store(slots=raw_array(b"\x01\x00\x00\x00\x02\x00\x00")),
+                             Expect(("invalid_argument", "malformed"))),
+    "segments_not_quadruples": BadOp(load(segments=raw_array(b"\x00" * 20)), Expect("invalid_argument", "segments")),
+    "array_not_set": BadOp(store(slots=lambda s: pb.Array()), Expect("invalid_argument")),
+    "array_past_its_buffer": BadOp(store(slots=lambda s: s.buffer.array(BUFFER_BYTES - 4, 2)), Expect(ARGUMENT)),
+    "array_count_overflows": BadOp(store(slots=lambda s: s.buffer.array(0, BIG)), Expect(ARGUMENT)),
+    "op_not_set": BadOp(unset_op, Expect(("invalid_argument", "unimplemented"))),
+    "op_unknown": BadOp(raw_op, Expect(("invalid_argument", "unimplemented"))),
+}
+OF_AN_ARRAY = {"array_not_set", "another_sessions_array", "slots_not_int32", "array_past_its_buffer",
+               "array_count_overflows"}
+
+
+@pytest.mark.parametrize("door", ["queue", "call"])
+@pytest.mark.parametrize("name", BAD_OPS)
+def test_bad_ops(scene, door, name):
+    bad, step = BAD_OPS[name], scene.good_op(Step())
+    bad.add(scene, step)
+    refusal = scene.refused(lambda: (scene.queue if door == "queue" else scene.session).run(step))
+    # An array belongs to the step: its faults may be told without an op.
+    op = refusal.op if name in OF_AN_ARRAY and refusal.op is None else 1
+    bad.expect.check(refusal, op)
+
+
+@pytest.mark.parametrize("door", ["queue", "call"])
+@pytest.mark.parametrize("placement", ["host:9", "cuda:0", "nonsense"])
+def test_unknown_placement(scene, door, placement):
+    step = scene.good_op(Step(placement))
+    refusal = scene.refused(lambda: (scene.queue if door == "queue" else scene.session).run(step))
+    assert refusal.status == "wrong_device" and placement in refusal.message
+
+
+@pytest.mark.parametrize("door", ["queue", "call"])
+def test_too_many_ops_and_arrays(scene, door):
+    limits = scene.client.info().limits
+    run = (scene.queue if door == "queue" else scene.session).run
+    step = Step()
+    slots = step.array([0])
+    for _ in range(limits.ops_per_step_max + 1):
+        step.store(scene.region(), scene.source(), slots)
+    assert scene.refused(lambda: run(step)).status == "too_large"
+    step = scene.good_op(Step())
+    for _ in range(limits.arrays_per_step_max):
+        step.array([0])
+    assert scene.refused(lambda: run(step)).status == "too_large"
+
+
+# -- inline rows of their own
+
+@pytest.mark.parametrize("region, expect", [
+    (pb.RegionRef(pool_id=999999), Expect("unknown_pool", value=999999)),
+    ("region", Expect("unknown_region", value=5)), ("layer", Expect("unknown_layer", value=2))])
+def test_inline_rows_of_something_unknown(scene, region, expect):
+    region = {"region": scene.region(5), "layer": scene.region(KV, 2)}.get(region) if isinstance(region, str) else region
+    rows = random_rows(scene.rng, V41, 2)
+    for call in (lambda: scene.session.store_rows(region, rows, [1, 2]),
+                 lambda: scene.session.load_rows(region, [(0, 0, 1, 0)], 1)):
+        refusal = scene.refused(call)
+        expect.check(refusal, refusal.op)
+
+
+def test_inline_rows_of_a_wrong_width(scene):
+    rows = np.zeros((2, 256), np.uint8)
+    refusal = scene.refused(lambda: scene.session.store_rows(scene.region(), rows, [1, 2]))
+    assert (refusal.status, refusal.value) == ("wrong_format", 256)
+
+
+def test_inline_rows_too_few(scene):
+    rows = random_rows(scene.rng, V41, 2)
+    refusal = scene.refused(lambda: scene.session.store_rows(scene.region(), rows, [1, 2, 3]))
+    assert refusal.status in ARGUMENT
+
+
+def test_inline_rows_cut_in_a_row(scene):
+    rows = random_rows(scene.rng, V41, 2).reshape(-1)[:-1]
+    refusal = scene.refused(lambda: scene.session.store_rows(scene.region(), rows, [1, 2], row_bytes=1024))
+    assert refusal.status in ARGUMENT
+
+
+def test_inline_load_without_end(scene):
+    refusal = scene.refused(lambda: scene.session.load_rows(scene.region(), [], 2**63))
+    assert refusal.status in ("too_large", "out_of_range", "invalid_argument", "out_of_memory")
+
+
+# -- sessions, secrets, epochs
+
+def secrets(scene):
+    good = bytes(scene.session.ref.secret)
+    flipped = bytes([good[0]]) + bytes([good[1] ^ 1]) + good[2:]
+    return {"last_bit": good[:-1] + bytes([good[-1] ^ 0x80]), "flipped": flipped, "short": good[:15], "empty": b"",
+            "long": good + b"\x00", "another_sessions": bytes(scene.other.ref.secret), "zeros": bytes(16)}
+
+
+def session_calls(scene, ref):
+    """Every call that acts for a session, made with this reference."""
+    client, step = scene.client, scene.good_op(Step())
+    pool_id, epoch = scene.pool_id, scene.session.epoch
+    return {
+        "AllocateBlocks": lambda: client.call("AllocateBlocks", pb.AllocateBlocksRequest(
+            session=ref, pool_id=pool_id, count=1)),
+        "AllocateBlockRange": lambda: client.call("AllocateBlockRange", pb.AllocateBlockRangeRequest(
+            session=ref, pool_id=pool_id, first_block=FREE_BLOCK, count=1)),
+        "FreeBlocks": lambda: client.call("FreeBlocks", pb.FreeBlocksRequest(
+            session=ref, pool_id=pool_id, blocks=bytes(4))),
+        "CreateBuffer": lambda: client.call("CreateBuffer", pb.CreateBufferRequest(
+            session=ref, device="host:0", bytes=4096)),
+        "ReadBuffer": lambda: list(stream(client.rpc.ReadBuffer(pb.ReadBufferRequest(
+            session=ref, buffer_id=scene.buffer.id, bytes=16)))),
+        "WriteBuffer": lambda: unary(lambda: client.rpc.WriteBuffer(iter([pb.WriteBufferRequest(
+            session=ref, buffer_id=scene.buffer.id, data=bytes(16))]))),
+        "ReleaseBuffer": lambda: client.call("ReleaseBuffer", pb.ReleaseBufferRequest(
+            session=ref, buffer_id=scene.buffer.id)),
+        "RunStep": lambda: client.call("RunStep", step.request(ref, epoch)),
+        "StoreRows": lambda: unary(lambda: client.rpc.StoreRows(iter([pb.StoreRowsRequest(
+            session=ref, epoch=epoch, region=scene.region(), row_bytes=1024, slots=bytes(4), rows=bytes(1024))]))),
+        "LoadRows": lambda: list(stream(client.rpc.LoadRows(pb.LoadRowsRequest(
+            session=ref, epoch=epoch, region=scene.region(), segments=bytes(16), total_k=1)))),
+        "Steps": lambda: steps_first(scene, step.request(ref, epoch, 1)),
+        "CloseSession": lambda: client.call("CloseSession", pb.CloseSessionRequest(session=ref)),
+    }
+
+
+def unary(call):
+    with failures():
+        return call()
+
+
+def stream(call):
+    with failures():
+        yield from call
+
+
+def steps_first(scene, request):
+    """A step as the first message of a stream of its own: its refusal, whichever way it is told."""
+    steps = scene.session.open_queue()
+    try:
+        steps.send_raw(request)
+        steps.wait(request.step_id)
+    finally:
+        steps.abandon()
+
+
+SESSION_CALLS = ("AllocateBlocks", "AllocateBlockRange", "FreeBlocks", "CreateBuffer", "ReadBuffer", "WriteBuffer",
+                 "ReleaseBuffer", "RunStep", "StoreRows", "LoadRows", "Steps", "CloseSession")
+
+
+@pytest.mark.parametrize("method", SESSION_CALLS)
+@pytest.mark.parametrize("secret", ["last_bit", "flipped", "short", "empty", "long", "another_sessions", "zeros"])
+def test_wrong_secret(scene, method, secret):
+    ref = pb.SessionRef(session_id=scene.session.id, secret=secrets(scene)[secret])
+    refusal = scene.refused(session_calls(scene, ref)[method])
+    assert refusal.status == "wrong_secret"
+    assert bytes(scene.session.ref.secret).hex() not in refusal.message
+
+
+@pytest.mark.parametrize("method", SESSION_CALLS)
+@pytest.mark.parametrize("kind", ["number", "absent", "closed"])
+def test_unknown_session(scene, method, kind):
+    ref = pb.SessionRef(session_id=987654321, secret=scene.session.ref.secret)
+    if kind == "absent":
+        ref = None
+    elif kind == "closed":
+        closed = scene.client.open_session("closed")
+        closed.close()
+        ref = closed.ref
+    refusal = scene.refused(session_calls(scene, ref)[method])
+    assert refusal.status == "unknown_session"
+
+
+def test_a_secret_is_random(scene):
+    opened = [scene.client.open_session(f"secret{i}") for i in range(8)]
+    assert all(len(s.ref.secret) == 16 for s in opened)
+    assert len({bytes(s.ref.secret) for s in opened}) == len({s.id for s in opened}) == 8
+    for session in opened:
+        session.close()
+
+
+DOORS = ["queue", "call", "rows"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", ["store", "load"])
+def test_a_block_freed_and_assigned_again(scene, door, kind):
+    """To the same session: stale with the old epoch, fine with the new one. To another: not the owner."""
+    def call(epoch):
+        slot = block * TOKENS + 1
+        if door == "rows" and kind == "store":
+            return lambda: scene.session.store_rows(scene.region(), random_rows(scene.rng, V41, 1), [slot], epoch=epoch)
+        if door == "rows":
+            return lambda: scene.session.load_rows(scene.region(), [(block, 1, 2, 0)], 1, epoch=epoch)
+        step = scene.good_op(Step())
+        if kind == "store":
+            step.store(scene.region(), scene.source(), [slot])
+        else:
+            step.load(scene.region(), [(block, 1, 2, 0)], 1, scene.out())
+        return lambda: (scene.queue if door == "queue" else scene.session).run(step, epoch=epoch)
+
+    op = 0 if door == "rows" else 1
+    array, value = ("slots", FREE_BLOCK * TOKENS + 1) if kind == "store" else ("segments", FREE_BLOCK)
+    block = scene.session.allocate_range(scene.pool_id, FREE_BLOCK, 1)[0]
+    old = scene.session.epoch
+    scene.session.free(scene.pool_id, [block])
+    scene.session.allocate_range(scene.pool_id, FREE_BLOCK, 1)
+    assert scene.session.epoch > old
+    Expect("stale_block", array, 0, value).check(scene.refused(call(old)), op)
+    call(scene.session.epoch)()
+
+    scene.session.free(scene.pool_id, [block])
+    scene.other.allocate_range(scene.pool_id, FREE_BLOCK, 1)
+    newest = max(scene.session.epoch, scene.other.epoch)
+    Expect("not_owner", array, 0, value).check(scene.refused(call(newest)), op)
+    Expect(("not_owner", "stale_block"), array, 0, value).check(scene.refused(call(old)), op)
+    scene.other.free(scene.pool_id, [block])
+    Expect("not_owner", array, 0, value).check(scene.refused(call(newest)), op)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_deleted_pool(scene, door):
+    pool = scene.client.create_pool("deleted", 16, 2, [{"name": "kv", "format": "v41", "num_layers": 1}])
+    scene.session.allocate(pool.pool_id, 2)
+    with pytest.raises(RpcFailure) as caught:
+        scene.client.delete_pool(pool.pool_id)
+    assert caught.value.status == "in_use"
+    scene.client.delete_pool(pool.pool_id, force=True)
+    region = pb.RegionRef(pool_id=pool.pool_id)
+    step = scene.good_op(Step()).store(region, scene.source(), [0])
+    call = {"queue": lambda: scene.queue.run(step), "call": lambda: scene.session.run(step),
+            "rows": lambda: scene.session.store_rows(region, random_rows(scene.rng, V41, 1), [0])}[door]
+    refusal = scene.refused(call)
+    assert (refusal.status, refusal.value) == ("unknown_pool", pool.pool_id)
+    for again in (lambda: scene.client.pool(pool.pool_id), lambda: scene.client.delete_pool(pool.pool_id),
+                  lambda: scene.session.allocate(pool.pool_id, 1)):
+        assert scene.refused(again).status == "unknown_pool"
+
+
+# -- buffers and inspection
+
+BAD_CALLS = {
+    "read_past_the_end": (lambda s: s.buffer.read(BUFFER_BYTES - 8, 16), ("out_of_range",)),
+    "read_overflow": (lambda s: s.buffer.read(2**64 - 8, 16), ("out_of_range",)),
+    "write_past_the_end": (lambda s: s.buffer.write(np.zeros(16, np.uint8), BUFFER_BYTES - 8), ("out_of_range",)),
+    "write_overflow": (lambda s: s.buffer.write(np.zeros(16, np.uint8), 2**64 - 8), ("out_of_range",)),
+    "unknown_device": (lambda s: s.session.create_buffer(4096, "host:7"), ("wrong_device",)),
+    "no_bytes": (lambda s: s.session.create_buffer(0), ("invalid_argument", "out_of_range")),
+    "too_many_bytes": (lambda s: s.session.create_buffer(1 << 50), ("out_of_memory", "too_large")),
+    "release_twice": (lambda s: s.released.release(), ("unknown_buffer",)),
+    "inspect_too_many": (lambda s: s.client.inspect(s.region(), [0] * 1025), ("too_large", "out_of_range")),
+    "inspect_out_of_range": (lambda s: s.client.inspect(s.region(), [1, TOKENS * BLOCKS]), ("out_of_range",)),
+    "inspect_negative": (lambda s: s.client.inspect(s.region(), [-1]), ("out_of_range",)),
+    "inspect_unknown_layer": (lambda s: s.client.inspect(s.region(KV, 2), [0]), ("unknown_layer",)),
+    "dump_past_the_end": (lambda s: s.client.dump(s.region(), 7, 2), ("out_of_range",)),
+    "dump_overflow": (lambda s: s.client.dump(s.region(), 2**32 - 1, 2), ("out_of_range",)),
+    "dump_unknown_region": (lambda s: s.client.dump(s.region(4), 0, 1), ("unknown_region",)),
+    "blocks_of_nothing": (lambda s: s.client.block_states(12345678), ("unknown_pool",)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls(scene, name):
+    call, statuses = BAD_CALLS[name]
+    assert scene.refused(lambda: call(scene)).status in statuses
+
+
+def test_a_buffer_of_another_session(scene):
+    class Stolen:
+        session = scene.session
+        id = scene.others_buffer.id
+        bytes = BUFFER_BYTES
+    for call in (lambda: type(scene.buffer).read(Stolen, 0, 16),
+                 lambda: type(scene.buffer).write(Stolen, np.zeros(16, np.uint8)),
+                 lambda: type(scene.buffer).release(Stolen)):
+        assert scene.refused(call).status == "unknown_buffer"
+    assert len(scene.others_buffer.read()) == BUFFER_BYTES

@@ -1,0 +1,220 @@
+#!/usr/bin/env bash
+# Every check that needs no GPU, with packages, builds and counting.
+#   tests/run.sh           all of it, about half an hour on 2 cores
+#   tests/run.sh --quick   the build with gcc, ctest and the Python suites
+# Logs and builds stay in build-tests/ (KVPOOL_TESTS_DIR names another folder). The last line is
+# `N passed, N failed`, over the single tests of every stage; a check that is not a suite counts as one test.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+quick=false
+case ${1:-} in
+  "") ;;
+  --quick) quick=true ;;
+  *)
+    echo "usage: tests/run.sh [--quick]" >&2
+    exit 2
+    ;;
+esac
+
+builds=${KVPOOL_TESTS_DIR:-$root/build-tests}
+logs=$builds/logs
+python=/usr/bin/python3 # the distribution's: that is where grpcio, numpy and pytest are installed
+jobs=$(nproc)
+passed=0
+failed=0
+skipped=0
+broken=()
+
+# ---- counting ------------------------------------------------------------------------------------------------------
+
+finish() {
+  local status=$?
+  trap - EXIT
+  if [[ $status -ne 0 ]]; then
+    echo "tests/run.sh itself ended early with status $status"
+    failed=$((failed + 1))
+  fi
+  echo
+  if [[ ${#broken[@]} -gt 0 ]]; then
+    echo "failed stages: ${broken[*]} (logs: $logs)"
+  fi
+  if [[ $skipped -gt 0 ]]; then
+    echo "skipped: $skipped"
+  fi
+  echo "$passed passed, $failed failed"
+  if [[ $failed -ne 0 || $passed -eq 0 ]]; then
+    exit 1
+  fi
+  exit 0
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# run NAME SECONDS COMMAND...: with a limit, output to a log. Sets run_status.
+run() {
+  local name=$1 seconds=$2 started=$SECONDS
+  shift 2
+  printf '%-24s ' "$name"
+  run_status=0
+  timeout --kill-after=20 "$seconds" "$@" >"$logs/$name.log" 2>&1 </dev/null || run_status=$?
+  printf '%4d s  ' "$((SECONDS - started))"
+}
+
+show_log() {
+  broken+=("$1")
+  echo "---- the end of $logs/$1.log"
+  tail -n "${2:-60}" "$logs/$1.log" || true
+  echo "----"
+}
+
+# check NAME SECONDS COMMAND...: one test. Its status is that of the function.
+check() {
+  run "$@"
+  if [[ $run_status -eq 0 ]]; then
+    passed=$((passed + 1))
+    echo "ok"
+    return 0
+  fi
+  failed=$((failed + 1))
+  echo "FAILED (status $run_status)"
+  show_log "$1"
+  return 1
+}
+
+# suite NAME SECONDS JUNIT COMMAND...: as many tests as the JUnit file says.
+suite() {
+  local name=$1 seconds=$2 junit=$3 counts=("0" "0" "0")
+  shift 3
+  rm -f "$junit"
+  run "$name" "$seconds" "$@"
+  if [[ -s $junit ]]; then
+    read -r -a counts < <("$python" "$root/tests/tools/count.py" "$junit" || echo "0 1 0")
+  fi
+  # A suite that broke off, or tested nothing, has failed whatever it counted.
+  if [[ ${counts[1]} -eq 0 ]] && [[ $run_status -ne 0 || ${counts[0]} -eq 0 ]]; then
+    counts[1]=1
+  fi
+  passed=$((passed + counts[0]))
+  failed=$((failed + counts[1]))
+  skipped=$((skipped + counts[2]))
+  echo "${counts[0]} passed, ${counts[1]} failed, ${counts[2]} skipped"
+  if [[ ${counts[1]} -ne 0 ]]; then
+    show_log "$name" 100
+  fi
+}
+
+# Programs of a build that are still running: told, ended, and a failure.
+check_nothing_left() {
+  local build=$1 left=() exe pid
+  for exe in /proc/[0-9]*/exe; do
+    if [[ $(readlink "$exe" 2>/dev/null) == "$build"/* ]]; then
+      pid=${exe#/proc/}
+      left+=("${pid%/exe}")
+    fi
+  done
+  if [[ ${#left[@]} -eq 0 ]]; then
+    passed=$((passed + 1))
+    return
+  fi
+  failed=$((failed + 1))
+  echo "still running from $build: processes ${left[*]}"
+  kill -KILL "${left[@]}" 2>/dev/null || true
+}
+
+# ---- stages --------------------------------------------------------------------------------------------------------
+
+# build NAME CMAKE_ARGUMENT...: builds everything in $builds/NAME
+build() {
+  local name=$1
+  shift
+  check "build-$name" 900 "$root/deploy/build.sh" "$builds/$name" "$@"
+}
+
+run_ctest() {
+  local name=$1 seconds=$2
+  suite "ctest-$name" "$seconds" "$logs/ctest-$name.xml" ctest --test-dir "$builds/$name" -j "$jobs" --timeout 300 \
+    --output-on-failure --output-junit "$logs/ctest-$name.xml" --test-output-size-passed 1000000 \
+    --test-output-size-failed 1000000
+}
+
+# The end-to-end and fault suites against the daemon of a build.
+run_pytest() {
+  local name=$1 seconds=$2 part
+  shift 2
+  for part in e2e fault; do
+    suite "pytest-$part-$name" "$seconds" "$logs/pytest-$part-$name.xml" \
+      env "KVPOOL_BUILD_DIR=$builds/$name" PYTHONDONTWRITEBYTECODE=1 "$@" \
+      "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" --junitxml "$logs/pytest-$part-$name.xml" \
+      "$root/tests/$part"
+  done
+  check_nothing_left "$builds/$name"
+}
+
+check_format() {
+  local sources=()
+  if [[ $(clang-format --version) != *"version 14."* ]]; then
+    echo "clang-format is not version 14, whose layout the sources have: left out"
+    skipped=$((skipped + 1))
+    return
+  fi
+  mapfile -d '' -t sources < <(
+    find "$root/proto" "$root/kernels" "$root/server" "$root/client" "$root/tests" -name '*.[ch]' -print0
+  )
+  check clang-format 120 clang-format --dry-run -Werror "${sources[@]}" || true
+}
+
+# fuzz TARGET SECONDS: new inputs go to the build tree, the corpus is only read.
+fuzz() {
+  local target=$1 seconds=$2 found=$builds/fuzz/found-$1
+  mkdir -p "$found"
+  check "$target" $((seconds + 120)) "$builds/fuzz/tests/fuzz/$target" -max_total_time="$seconds" -timeout=10 \
+    -rss_limit_mb=2048 -artifact_prefix="$builds/fuzz/$target-" "$found" "$root/tests/fuzz/corpus/${target#fuzz_}"
+}
+
+mkdir -p "$logs"
+export CTEST_OUTPUT_ON_FAILURE=1
+# The tests are about the host backend; nothing here may depend on a CUDA toolkit being there.
+common=(-DKVPOOL_CUDA=OFF)
+
+check packages 900 "$root/deploy/install-deps.sh" --tests || exit 0 # finish tells
+if build gcc "${common[@]}" -DCMAKE_BUILD_TYPE=Release; then
+  run_ctest gcc 600
+  run_pytest gcc 900
+fi
+if $quick; then
+  exit 0
+fi
+
+check shellcheck 60 shellcheck "$root/.ci/run" "$root"/deploy/*.sh "$root"/tests/run.sh "$root"/tests/bench/*.sh || true
+check_format
+
+# clang: the same warnings as errors; its compile commands are what clang-tidy reads.
+if build clang "${common[@]}" -DCMAKE_C_COMPILER=clang; then
+  check clang-tidy 900 run-clang-tidy -quiet -j "$jobs" -p "$builds/clang" \
+    "^$root/(proto|kernels|server|client|tests)/" || true
+fi
+
+if build sanitized "${common[@]}" -DKVPOOL_SANITIZE=address,undefined; then
+  export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
+  run_ctest sanitized 600
+  run_pytest sanitized 900 KVPOOL_CASES=1000
+  unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+if build thread "${common[@]}" -DKVPOOL_SANITIZE=thread -- --target test_ring; then
+  check ring-under-tsan 300 "$builds/thread/tests/unit/test_ring" || true
+fi
+
+if [[ -f $builds/gcc/CTestTestfile.cmake ]]; then
+  suite valgrind 900 "$logs/valgrind.xml" "$python" "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
+    "$logs/valgrind.xml"
+fi
+
+if build fuzz "${common[@]}" -DCMAKE_C_COMPILER=clang -DKVPOOL_FUZZ=ON -DKVPOOL_SANITIZE=address,undefined; then
+  for target in fuzz_intake fuzz_decode; do
+    fuzz "$target" 30 || true
+  done
+fi
+check_nothing_left "$builds"

@@ -1,0 +1,1 @@
+"""Helpers of the Python tests: an independent reference, a client, a daemon to run against."""

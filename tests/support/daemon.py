@@ -1,0 +1,223 @@
+"""A real kvpoold with its executors, started in a directory of its own and checked for leftovers when it ends."""
+import atexit
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+
+from support import memory
+from support.client import Client
+from support.stubs import pb
+
+START_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 60
+
+
+def build_dir():
+    value = os.environ.get("KVPOOL_BUILD_DIR")
+    assert value, "KVPOOL_BUILD_DIR must name the build directory that holds kvpoold and kvpool-exec"
+    return Path(value)
+
+
+def kvpoold_path():
+    return build_dir() / "server" / "supervisor" / "kvpoold"
+
+
+def executor_path():
+    return build_dir() / "server" / "executor" / "kvpool-exec"
+
+
+def wait_until(condition, what, seconds=60.0):
+    """The first true value of condition(); a bound against hanging, not a measurement."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"still not after {seconds} s: {what}"
+        time.sleep(0.01)
+
+
+def process_state(pid):
+    """The state letter of /proc/PID/stat; None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_running(pid):
+    return process_state(pid) not in (None, "Z", "X")
+
+
+def children(pid):
+    """Processes whose parent this is, dead ones not included."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid and fields[0] not in "ZX":
+                found.append(int(entry))
+    return found
+
+
+def cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Daemon:
+    """Start with `Daemon(flags...)`, end with stop() or kill(); both leave nothing behind or fail."""
+
+    def __init__(self, *flags, devices=("host:0",), threads=2, device_memory="2G", directory=None, log_level="info",
+                 wait=True):
+        self.owns_directory = directory is None
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="kvpoold-test-", dir="/tmp"))
+        self.socket = self.directory / "kvpoold.sock"
+        self.log_path = self.directory / f"kvpoold-{time.monotonic_ns()}.log"
+        self.command = [str(kvpoold_path()), "--socket", str(self.socket), "--executor", str(executor_path()),
+                        "--device-threads", str(threads), "--device-memory", device_memory, "--log-level", log_level]
+        for device in devices:
+            self.command += ["--device", device]
+        self.command += [str(flag) for flag in flags]
+        self.clients = []
+        self.seen_memory, self.seen_executors = set(), set()
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        atexit.register(self._kill_quietly)
+        if wait:
+            try:
+                self.wait_serving()
+            except BaseException:
+                self._kill_quietly()
+                raise
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def client(self):
+        client = Client(f"unix:{self.socket}")
+        self.clients.append(client)
+        return client
+
+    def wait_serving(self, seconds=START_SECONDS_MAX):
+        client = self.client()
+
+        def serving():
+            assert self.process.poll() is None, f"kvpoold exited with {self.process.returncode}:\n{self.log}"
+            try:
+                info = client.rpc.GetServerInfo(pb.GetServerInfoRequest(), timeout=5)
+            except grpc.RpcError as error:
+                assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), error
+                return False
+            return bool(info.devices) and all(d.state == pb.DEVICE_SERVING for d in info.devices)
+
+        try:
+            wait_until(serving, f"devices serving; log:\n{self.log}", seconds)
+        finally:
+            client.close()
+            self.clients.remove(client)
+        self.note_processes()
+
+    def executor_pids(self):
+        return [pid for pid in children(self.pid)]
+
+    def note_processes(self):
+        """Remembers executors and memfds, so that the end can be checked against them."""
+        self.seen_executors.update(self.executor_pids())
+        for pid in (self.pid, *self.seen_executors):
+            self.seen_memory |= memory.identities(pid)
+
+    def region_memory(self, pool, region, device=None):
+        return memory.RawMemory.of_region(self._holder(device), pool, region)
+
+    def buffer_memory(self, buffer_id, device=None):
+        return memory.RawMemory.of_buffer(self._holder(device), buffer_id)
+
+    def _holder(self, device):
+        if device is None:
+            return self.pid
+        client = self.client()
+        try:
+            return next(d.executor_pid for d in client.info().devices if d.name == device)
+        finally:
+            client.close()
+            self.clients.remove(client)
+
+    def stop(self, expect_status=0):
+        """SIGTERM, and everything must be gone."""
+        self.note_processes()
+        for client in self.clients:
+            client.close()
+        self.clients = []
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            text = self.log
+            self._kill_quietly()
+            raise AssertionError(f"kvpoold did not end on SIGTERM:\n{text}") from None
+        assert status == expect_status, f"kvpoold ended with {status}:\n{self.log}"
+        self._check_nothing_left()
+        assert not re.search(r"AddressSanitizer|runtime error:|LeakSanitizer", self.log), self.log
+        self._remove_directory()
+
+    def kill(self):
+        """SIGKILL, and everything must be gone. The directory stays for a successor; remove() takes it away."""
+        self.note_processes()
+        self.process.kill()
+        self.process.wait()
+        for client in self.clients:
+            client.close()
+        self.clients = []
+        self._check_nothing_left()
+
+    def remove(self):
+        self._remove_directory()
+
+    def _check_nothing_left(self):
+        wait_until(lambda: not any(is_running(pid) for pid in self.seen_executors),
+                   f"executors {self.seen_executors} gone")
+        wait_until(lambda: not self.socket.exists(), "socket removed")
+        wait_until(lambda: not memory.holders(self.seen_memory), f"memfds held: {memory.holders(self.seen_memory)}")
+
+    def _remove_directory(self):
+        atexit.unregister(self._kill_quietly)
+        if self.owns_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _kill_quietly(self):
+        executors = self.executor_pids() if self.process.poll() is None else []
+        self.process.kill()
+        self.process.wait()
+        for pid in executors:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._remove_directory()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            self.stop()
+            return
+        print(f"---- log of kvpoold {self.pid} ----\n{self.log[-20000:]}")
+        self._kill_quietly()
