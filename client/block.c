@@ -7,7 +7,7 @@
 
 struct kvpool_block_map {
   size_t count;
-  kvpool_block_run runs[]; /* [count] */
+  kvpool_block_run *runs; /* [count] */
 };
 
 /* Both ways to allocate have the same answer. out: int32[count]. */
@@ -83,11 +83,42 @@ kvpool_status kvpool_blocks_free(kvpool_session *session, const kvpool_pool *poo
   return status;
 }
 
-kvpool_status kvpool_block_map_get(kvpool_client *client, const kvpool_pool *pool, kvpool_block_map **out,
-                                   kvpool_error *error) {
-  assert(client != NULL && pool != NULL && out != NULL);
+/* Room for `more` runs behind those that are there. */
+static bool map_reserve(kvpool_block_map *map, size_t more) {
+  size_t bytes;
+  if (__builtin_add_overflow(map->count, more, &bytes) || __builtin_mul_overflow(bytes, sizeof *map->runs, &bytes)) {
+    return false;
+  }
+  kvpool_block_run *runs = realloc(map->runs, bytes + sizeof *runs);
+  if (runs == NULL) {
+    return false;
+  }
+  map->runs = runs;
+  return true;
+}
+
+/* A run that an answer's end has cut goes on in the next. */
+static void map_append(kvpool_block_map *map, const Kvpool__V1__BlockRun *from) {
+  kvpool_block_run *last = map->count == 0 ? NULL : &map->runs[map->count - 1];
+  kvpool_block_run run = {.first_block = from->first_block,
+                          .count = from->count,
+                          .state = (kvpool_block_state)from->state,
+                          .session_id = from->session_id,
+                          .epoch = from->epoch};
+  if (last != NULL && last->first_block + last->count == run.first_block && last->state == run.state &&
+      last->session_id == run.session_id && last->epoch == run.epoch) {
+    last->count += run.count;
+  } else {
+    map->runs[map->count++] = run;
+  }
+}
+
+/* One answer's worth from *first_block on, which becomes where to go on; 0: that was all. */
+static kvpool_status map_extend(kvpool_block_map *map, kvpool_client *client, const kvpool_pool *pool,
+                                uint32_t *first_block, kvpool_error *error) {
   Kvpool__V1__ListBlocksRequest request = KVPOOL__V1__LIST_BLOCKS_REQUEST__INIT;
   request.pool_id = pool->message->pool_id;
+  request.first_block = *first_block;
   ProtobufCMessage *message;
   kvpool_status status = kvp_call_unary(client, KVP_METHOD_LIST_BLOCKS, &request.base,
                                         &kvpool__v1__list_blocks_response__descriptor, &message, error);
@@ -95,27 +126,44 @@ kvpool_status kvpool_block_map_get(kvpool_client *client, const kvpool_pool *poo
     return status;
   }
   const Kvpool__V1__ListBlocksResponse *response = (const Kvpool__V1__ListBlocksResponse *)message;
-  kvpool_block_map *map = calloc(1, sizeof *map + response->n_runs * sizeof map->runs[0]);
-  if (map != NULL) {
-    map->count = response->n_runs;
-    for (size_t i = 0; i < map->count; i++) {
-      const Kvpool__V1__BlockRun *run = response->runs[i];
-      map->runs[i] = (kvpool_block_run){.first_block = run->first_block,
-                                        .count = run->count,
-                                        .state = (kvpool_block_state)run->state,
-                                        .session_id = run->session_id,
-                                        .epoch = run->epoch};
-    }
-    *out = map;
-  } else {
+  if (response->next_block != 0 && response->next_block <= *first_block) {
+    status = kvp_call_malformed(KVP_METHOD_LIST_BLOCKS, error);
+  } else if (!map_reserve(map, response->n_runs)) {
     status = kvp_fail_no_memory(error);
+  } else {
+    for (size_t i = 0; i < response->n_runs; i++) {
+      map_append(map, response->runs[i]);
+    }
+    *first_block = response->next_block;
   }
   protobuf_c_message_free_unpacked(message, NULL);
   return status;
 }
 
+kvpool_status kvpool_block_map_get(kvpool_client *client, const kvpool_pool *pool, kvpool_block_map **out,
+                                   kvpool_error *error) {
+  assert(client != NULL && pool != NULL && out != NULL);
+  kvpool_block_map *map = calloc(1, sizeof *map);
+  if (map == NULL) {
+    return kvp_fail_no_memory(error);
+  }
+  uint32_t first_block = 0;
+  do {
+    kvpool_status status = map_extend(map, client, pool, &first_block, error);
+    if (status != KVPOOL_OK) {
+      kvpool_block_map_destroy(map);
+      return status;
+    }
+  } while (first_block != 0);
+  *out = map;
+  return KVPOOL_OK;
+}
+
 void kvpool_block_map_destroy(kvpool_block_map *map) {
-  free(map);
+  if (map != NULL) {
+    free(map->runs);
+    free(map);
+  }
 }
 
 size_t kvpool_block_map_run_count(const kvpool_block_map *map) {

@@ -41,8 +41,8 @@ static kvpool_status buffer_check_range(const kvpool_buffer *buffer, uint64_t of
                                         kvpool_error *error) {
   if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes) {
     return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "offset_bytes", -1, (int64_t)offset_bytes,
-                       "%llu bytes at offset %llu are not inside buffer %llu of %llu bytes", (unsigned long long)bytes,
-                       (unsigned long long)offset_bytes, (unsigned long long)buffer->id,
+                       "%llu bytes at offset %llu are not inside buffer %llu of %llu bytes",
+                       (unsigned long long)bytes, (unsigned long long)offset_bytes, (unsigned long long)buffer->id,
                        (unsigned long long)buffer->bytes);
   }
   return kvp_session_check(buffer->session, error);
@@ -106,8 +106,8 @@ kvpool_status kvpool_buffer_write(kvpool_buffer *buffer, uint64_t offset_bytes, 
   if (status == KVPOOL_OK) {
     Kvpool__V1__WriteBufferResponse *response = NULL;
     if (call->incoming != NULL) {
-      response = (Kvpool__V1__WriteBufferResponse *)kvp_message_unpack(call->incoming,
-                                                                       &kvpool__v1__write_buffer_response__descriptor);
+      response = (Kvpool__V1__WriteBufferResponse *)kvp_message_unpack(
+          call->incoming, &kvpool__v1__write_buffer_response__descriptor);
     }
     if (response == NULL || response->bytes_written != bytes) {
       status = kvp_call_malformed(KVP_METHOD_WRITE_BUFFER, error);
@@ -140,8 +140,8 @@ static bool chunk_take(grpc_byte_buffer *message, uint8_t *out, uint64_t bytes, 
   return is_whole;
 }
 
-kvpool_status kvp_call_collect(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request, void *out,
-                               uint64_t bytes, kvpool_error *error) {
+kvpool_status kvp_call_collect(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request,
+                               void *out, uint64_t bytes, kvpool_error *error) {
   struct kvp_call *call;
   kvpool_status status = kvp_client_check_may_block(kvp_method_name(method), error);
   if (status == KVPOOL_OK) {

@@ -135,8 +135,8 @@ static void call_on_ended(struct kvp_call *call, bool ok) {
   call_batch_done(call);
 }
 
-/* While not READY gRPC either fails a call at once, although the daemon may be back, or waits although nobody is there;
- * asking the socket decides which is right. */
+/* While not READY gRPC either fails a call at once, although the daemon may be back, or waits although nobody is
+ * there; asking the socket decides which is right. */
 static kvpool_status connection_check(kvpool_client *client, uint32_t *start_flags, kvpool_error *error) {
   *start_flags = 0;
   if (grpc_channel_check_connectivity_state(client->channel, 0) == GRPC_CHANNEL_READY) {
@@ -152,9 +152,9 @@ static kvpool_status connection_check(kvpool_client *client, uint32_t *start_fla
 
 /* The lock is held: the channel can't go away meanwhile. */
 static void call_link(kvpool_client *client, struct kvp_call *call) {
-  call->call = grpc_channel_create_registered_call(client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, client->completions,
-                                                   client->methods[call->method], gpr_inf_future(GPR_CLOCK_REALTIME),
-                                                   NULL);
+  call->call =
+      grpc_channel_create_registered_call(client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, client->completions,
+                                          client->methods[call->method], gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
   call->next = client->calls;
   if (client->calls != NULL) {
     client->calls->previous = call;
@@ -236,7 +236,7 @@ static grpc_op op_status(struct kvp_call *call) {
 }
 
 void kvp_call_start_unary(struct kvp_call *call, grpc_byte_buffer *request) {
-  const grpc_op ops[] = {op_header(call),  op_message(request), {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
+  const grpc_op ops[] = {op_header(call),         op_message(request), {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
                          op_receive_header(call), op_receive(call),    op_status(call)};
   pthread_mutex_lock(&call->lock);
   call->outgoing = request;
@@ -334,7 +334,8 @@ static bool is_closed(const struct kvp_call *call) {
   return call->closed;
 }
 
-static kvpool_status call_wait(struct kvp_call *call, bool (*condition)(const struct kvp_call *), kvpool_error *error) {
+static kvpool_status call_wait(struct kvp_call *call, bool (*condition)(const struct kvp_call *),
+                               kvpool_error *error) {
   struct timespec deadline = kvp_deadline_after(call->client->timeout_ms);
   pthread_mutex_lock(&call->lock);
   bool in_time = true;
@@ -402,6 +403,7 @@ kvpool_status kvp_call_unary_packed(kvpool_client *client, enum kvp_method metho
 }
 
 kvpool_status kvp_call_unary(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request,
-                             const ProtobufCMessageDescriptor *response, ProtobufCMessage **out, kvpool_error *error) {
+                             const ProtobufCMessageDescriptor *response, ProtobufCMessage **out,
+                             kvpool_error *error) {
   return kvp_call_unary_packed(client, method, kvp_message_pack(request, NULL), response, out, error);
 }

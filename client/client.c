@@ -31,7 +31,8 @@ bool kvp_client_on_library_thread(void) {
 
 kvpool_status kvp_client_check_may_block(const char *what, kvpool_error *error) {
   if (on_library_thread) {
-    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "%s would block and can't be called from inside a callback", what);
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "%s would block and can't be called from inside a callback",
+                    what);
   }
   return KVPOOL_OK;
 }
@@ -118,7 +119,8 @@ kvpool_status kvp_client_probe(const kvpool_client *client, kvpool_error *error)
   (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", kvp_client_path(client));
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
-    return kvp_fail(error, KVPOOL_DISCONNECTED, "no socket to reach %s: %s", kvp_client_path(client), strerror(errno));
+    return kvp_fail(error, KVPOOL_DISCONNECTED, "no socket to reach %s: %s", kvp_client_path(client),
+                    strerror(errno));
   }
   /* EAGAIN: the backlog is full, so somebody listens. */
   int failure = connect(fd, (const struct sockaddr *)&address, sizeof address) == 0 || errno == EAGAIN ? 0 : errno;
@@ -127,8 +129,8 @@ kvpool_status kvp_client_probe(const kvpool_client *client, kvpool_error *error)
     return KVPOOL_OK;
   }
   if (failure == EACCES) {
-    return kvp_fail(error, KVPOOL_PERMISSION_DENIED, "%s: %s (the socket's group may connect)", kvp_client_path(client),
-                    strerror(failure));
+    return kvp_fail(error, KVPOOL_PERMISSION_DENIED, "%s: %s (the socket's group may connect)",
+                    kvp_client_path(client), strerror(failure));
   }
   return kvp_fail(error, KVPOOL_DISCONNECTED, "no kvpoold listens on %s: %s", kvp_client_path(client),
                   strerror(failure));
@@ -157,9 +159,9 @@ static kvpool_status target_resolve(const char *target, char *out, size_t out_by
 static grpc_channel *channel_create(const char *target) {
   static char name_receive[] = GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, name_send[] = GRPC_ARG_MAX_SEND_MESSAGE_LENGTH,
               name_compression[] = GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
-              name_first[] = GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
-              name_max[] = GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, name_local[] = GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
-              name_retries[] = GRPC_ARG_ENABLE_RETRIES, name_proxy[] = GRPC_ARG_ENABLE_HTTP_PROXY;
+              name_first[] = GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, name_max[] = GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
+              name_local[] = GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, name_retries[] = GRPC_ARG_ENABLE_RETRIES,
+              name_proxy[] = GRPC_ARG_ENABLE_HTTP_PROXY;
   grpc_arg arguments[] = {
       {.type = GRPC_ARG_INTEGER, .key = name_receive, .value.integer = kvp_client_receive_bytes_max},
       {.type = GRPC_ARG_INTEGER, .key = name_send, .value.integer = -1},
@@ -230,11 +232,10 @@ static kvpool_status client_look(kvpool_client *client, kvpool_server_info **inf
     return status;
   }
   if (kvpool_server_info_protocol_version(*info) != kvp_protocol_version) {
-    status = kvp_fail_at(error, KVPOOL_VERSION_MISMATCH, "protocol_version", -1,
-                         kvpool_server_info_protocol_version(*info),
-                         "kvpoold %s at %s speaks protocol version %u, libkvpool %s speaks %d",
-                         kvpool_server_info_version(*info), kvp_client_path(client),
-                         kvpool_server_info_protocol_version(*info), kvpool_version(), kvp_protocol_version);
+    status = kvp_fail_at(
+        error, KVPOOL_VERSION_MISMATCH, "protocol_version", -1, kvpool_server_info_protocol_version(*info),
+        "kvpoold %s at %s speaks protocol version %u, libkvpool %s speaks %d", kvpool_server_info_version(*info),
+        kvp_client_path(client), kvpool_server_info_protocol_version(*info), kvpool_version(), kvp_protocol_version);
     kvpool_server_info_destroy(*info);
     return status;
   }
@@ -249,8 +250,8 @@ static kvpool_status client_look(kvpool_client *client, kvpool_server_info **inf
 static kvpool_status client_greet(kvpool_client *client, bool wait_until_serving, kvpool_error *error) {
   struct timespec deadline = kvp_deadline_after(client->timeout_ms);
   for (;;) {
-    kvpool_server_info *info;
-    const kvpool_device_info *waiting;
+    kvpool_server_info *info = NULL;
+    const kvpool_device_info *waiting = NULL;
     kvpool_status status = client_look(client, &info, &waiting, error);
     if (status == KVPOOL_OK && (waiting == NULL || !wait_until_serving)) {
       client->info = info;

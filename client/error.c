@@ -16,8 +16,8 @@ const char *kvpool_version(void) {
 
 const char *kvpool_status_name(kvpool_status status) {
   switch (status) {
-#define X(name, number, wire, grpc, text)                                                                              \
-  case KVPOOL_##name:                                                                                                  \
+#define X(name, number, wire, grpc, text)                                                                            \
+  case KVPOOL_##name:                                                                                                \
     return wire;
     KVP_STATUS_MAP(X)
 #undef X
@@ -47,8 +47,8 @@ kvpool_status kvp_fail(kvpool_error *error, kvpool_status status, const char *fo
   return status;
 }
 
-kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position, int64_t value,
-                          const char *format, ...) {
+kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position,
+                          int64_t value, const char *format, ...) {
   if (error != NULL) {
     va_list arguments;
     va_start(arguments, format);
@@ -139,6 +139,6 @@ kvpool_status kvp_fail_grpc(kvpool_error *error, const char *method, const char 
   if (code == GRPC_STATUS_CANCELLED) {
     return kvp_fail(error, KVPOOL_CANCELLED, "%s: the call was cancelled", method);
   }
-  return kvp_fail(error, status_from_grpc(code), "%s: kvpoold at %s answered with gRPC status %d (%.*s)", method, target,
-                  (int)code, length, text);
+  return kvp_fail(error, status_from_grpc(code), "%s: kvpoold at %s answered with gRPC status %d (%.*s)", method,
+                  target, (int)code, length, text);
 }

@@ -1,9 +1,9 @@
 /* libkvpool's inside: connection, calls and the objects on top of them.
  *
- * Threads. Each client has one library thread that waits in gRPC's completion queue and runs every completion; callers
- * only start batches and wait on condition variables. A call object is alive while somebody holds a reference, and each
- * batch in flight holds one: a late completion never meets freed memory. Locks are leaves: no callback of the user and no
- * other lock is taken while one is held.
+ * Threads. Each client has one library thread that waits in gRPC's completion queue and runs every completion;
+ * callers only start batches and wait on condition variables. A call object is alive while somebody holds a
+ * reference, and each batch in flight holds one: a late completion never meets freed memory. Locks are leaves: no
+ * callback of the user and no other lock is taken while one is held.
  */
 #ifndef KVPOOL_CLIENT_INTERNAL_H
 #define KVPOOL_CLIENT_INTERNAL_H
@@ -38,8 +38,8 @@ enum {
 kvpool_status kvp_fail(kvpool_error *error, kvpool_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same for one element of an array. */
-kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position, int64_t value,
-                          const char *format, ...) __attribute__((format(printf, 6, 7)));
+kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position,
+                          int64_t value, const char *format, ...) __attribute__((format(printf, 6, 7)));
 kvpool_status kvp_fail_no_memory(kvpool_error *error);
 /* From the protocol's own detail. */
 kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail *detail);
@@ -235,8 +235,8 @@ kvpool_status kvp_call_unary_packed(kvpool_client *client, enum kvp_method metho
                                     const ProtobufCMessageDescriptor *response, ProtobufCMessage **out,
                                     kvpool_error *error);
 /* A blocking server stream of BytesChunk, in order, into out: exactly `bytes` of them. */
-kvpool_status kvp_call_collect(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request, void *out,
-                               uint64_t bytes, kvpool_error *error);
+kvpool_status kvp_call_collect(kvpool_client *client, enum kvp_method method, const ProtobufCMessage *request,
+                               void *out, uint64_t bytes, kvpool_error *error);
 /* "the daemon's answer to X can't be decoded". */
 kvpool_status kvp_call_malformed(enum kvp_method method, kvpool_error *error);
 
@@ -258,9 +258,9 @@ struct kvpool_session {
   pthread_mutex_t lock; /* guards the rest */
   pthread_cond_t changed;
   bool opened;
-  bool closing; /* by us: no more events */
+  bool closing;       /* by us: no more events */
   bool stream_closed; /* no callback runs any more */
-  kvpool_error end; /* status KVPOOL_OK while it lives */
+  kvpool_error end;   /* status KVPOOL_OK while it lives */
 };
 
 void kvp_session_ref(kvpool_session *session);
@@ -299,5 +299,15 @@ struct kvpool_step {
 kvpool_status kvp_step_pack(const kvpool_step *step, uint64_t step_id, bool with_session, grpc_byte_buffer **out,
                             kvpool_error *error);
 void kvp_op_report_from(const Kvpool__V1__OpReport *from, kvpool_op_report *out);
+
+/* ---- planners: plan_paged.c ---- */
+
+/* The range is inside the table, and every entry it uses is a block. label: in front of the text. */
+kvpool_status kvp_plan_check_range(const int32_t *block_table, size_t table_count, uint32_t tokens_per_block,
+                                   int64_t token_begin, int64_t token_end, const char *label, kvpool_error *error);
+size_t kvp_plan_range_segments(uint32_t tokens_per_block, int64_t token_begin, int64_t token_end);
+/* Of a range that was checked, and whose destinations fit into int32. */
+void kvp_plan_fill_range(const int32_t *block_table, uint32_t tokens_per_block, int64_t token_begin,
+                         int64_t token_end, int32_t dst_begin, kvpool_segment *out);
 
 #endif

@@ -98,16 +98,27 @@ static void queue_tell_done(kvpool_queue *queue, const Kvpool__V1__StepDone *don
                         .step_id = done->step_id, .reports = queue->reports, .report_count = done->n_reports});
 }
 
+/* The first reason counts; no step is taken any more. */
+static void queue_end(kvpool_queue *queue, const kvpool_error *why) {
+  pthread_mutex_lock(&queue->lock);
+  if (queue->end.status == KVPOOL_OK) {
+    queue->end = *why;
+  }
+  pthread_mutex_unlock(&queue->lock);
+}
+
 static void queue_on_message(void *object, grpc_byte_buffer *buffer) {
   kvpool_queue *queue = object;
   Kvpool__V1__StepEvent *event =
       (Kvpool__V1__StepEvent *)kvp_message_unpack(buffer, &kvpool__v1__step_event__descriptor);
   grpc_byte_buffer_destroy(buffer);
+  kvpool_error error;
   if (event == NULL) {
+    (void)kvp_call_malformed(KVP_METHOD_STEPS, &error);
+    queue_end(queue, &error);
     kvp_call_cancel(queue->call);
     return;
   }
-  kvpool_error error;
   switch (event->event_case) {
   case KVPOOL__V1__STEP_EVENT__EVENT_ACCEPTED:
     if (queue->want_accepted) {
@@ -165,13 +176,13 @@ static void queue_on_closed(void *object, struct kvp_call *call) {
   if (kvp_call_error(call, &error) == KVPOOL_OK) {
     (void)kvp_fail(&error, KVPOOL_DISCONNECTED, "the queue has been closed");
   }
+  queue_end(queue, &error);
   pthread_mutex_lock(&queue->lock);
-  queue->end = error;
   waiting_drop(queue);
   while (queue->outstanding_count > 0) {
     uint64_t step_id = queue->outstanding[0];
     pthread_mutex_unlock(&queue->lock);
-    queue_tell_failed(queue, step_id, &error);
+    queue_tell_failed(queue, step_id, &queue->end); /* it doesn't change any more */
     pthread_mutex_lock(&queue->lock);
   }
   queue->call = NULL;
@@ -296,8 +307,7 @@ static void queue_drain(kvpool_queue *queue, struct kvp_call *call) {
   struct timespec deadline = kvp_deadline_after(queue->session->client->timeout_ms);
   bool in_time = true;
   pthread_mutex_lock(&queue->lock);
-  while (!queue->closed && in_time &&
-         (queue->sending || !queue_is_settled(queue, queue->last_step_id))) {
+  while (!queue->closed && in_time && (queue->sending || !queue_is_settled(queue, queue->last_step_id))) {
     in_time = kvp_sync_wait(&queue->changed, &queue->lock, &deadline);
   }
   bool may_send = !queue->closed && in_time;

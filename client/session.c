@@ -104,6 +104,17 @@ static void session_on_device_lost(kvpool_session *session, const Kvpool__V1__De
   }
 }
 
+/* Somebody who has the secret closed it when the daemon tells no fault. */
+static void session_on_closing(kvpool_session *session, const Kvpool__V1__ErrorDetail *closing) {
+  kvpool_error error;
+  if (closing->status == KVPOOL__V1__STATUS_CODE__STATUS_OK) {
+    (void)kvp_fail(&error, KVPOOL_UNKNOWN_SESSION, "%s", closing->message);
+  } else {
+    (void)kvp_fail_detail(&error, closing);
+  }
+  session_end(session, &error);
+}
+
 static void session_on_message(void *object, grpc_byte_buffer *buffer) {
   kvpool_session *session = object;
   Kvpool__V1__SessionEvent *message =
@@ -124,12 +135,11 @@ static void session_on_message(void *object, grpc_byte_buffer *buffer) {
     session_on_device_lost(session, message->device_lost);
     break;
   case KVPOOL__V1__SESSION_EVENT__EVENT_DEVICE_RESTORED:
-    session_tell(session, &(kvpool_session_event){.kind = KVPOOL_SESSION_DEVICE_RESTORED,
-                                                  .device = message->device_restored});
+    session_tell(session,
+                 &(kvpool_session_event){.kind = KVPOOL_SESSION_DEVICE_RESTORED, .device = message->device_restored});
     break;
   case KVPOOL__V1__SESSION_EVENT__EVENT_CLOSING:
-    (void)kvp_fail_detail(&error, message->closing);
-    session_end(session, &error);
+    session_on_closing(session, message->closing);
     break;
   default:
     break; /* an event of a newer daemon */
@@ -159,7 +169,8 @@ static void session_on_closed(void *object, struct kvp_call *call) {
   kvp_session_unref(session);
 }
 
-static const struct kvp_call_events session_events = {.on_message = session_on_message, .on_closed = session_on_closed};
+static const struct kvp_call_events session_events = {.on_message = session_on_message,
+                                                      .on_closed = session_on_closed};
 
 /* The program's name in the alphabet of names. */
 static void name_of_program(char *out, size_t out_bytes) {

@@ -1,7 +1,7 @@
 /* Steps: an ordered list of ops, kept as the bytes that go on the wire.
  *
- * Arrays and ops are encoded when they are added; a submit only puts a head in front (session, number, epoch), so that
- * sending a step costs one copy of it. A step belongs to one thread at a time.
+ * Arrays and ops are encoded when they are added; a submit only puts a head in front (session, number, epoch), so
+ * that sending a step costs one copy of it. A step belongs to one thread at a time.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -132,12 +132,13 @@ static Kvpool__V1__View view_message(const kvpool_view *view) {
 }
 
 /* Layer and array of the op that comes next. */
-static kvpool_status step_check_op(const kvpool_step *step, const kvpool_layer *layer, const char *name, uint32_t array,
-                                   kvpool_error *error) {
+static kvpool_status step_check_op(const kvpool_step *step, const kvpool_layer *layer, const char *name,
+                                   uint32_t array, kvpool_error *error) {
   kvpool_status status = kvp_layer_check(layer, error);
   if (status == KVPOOL_OK && array >= step->array_count) {
-    status = kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, name, -1, array, "op %u: %s is array %u of a step that has %u",
-                         step->op_count, name, array, step->array_count);
+    status =
+        kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, name, -1, array, "op %u: %s is array %u of a step that has %u",
+                    step->op_count, name, array, step->array_count);
   }
   if (status == KVPOOL_OK && step->op_count == kvp_ops_per_step_max) {
     status = kvp_fail(error, KVPOOL_TOO_LARGE, "a step has at most %d ops", kvp_ops_per_step_max);

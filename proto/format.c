@@ -95,12 +95,14 @@ static uint64_t data_bytes(const struct kvp_format *format, uint32_t elements) {
 
 static enum kvp_status check_unquantized(const struct kvp_format *format, struct kvp_error *error) {
   if (format->quantized_elements != 0) {
-    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "format %s: quantized_elements = %u but quantized_dtype is none",
-                         format->name, format->quantized_elements);
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT,
+                         "format %s: quantized_elements = %u but quantized_dtype is none", format->name,
+                         format->quantized_elements);
   }
   if (format->elements_per_scale != 0) {
-    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "format %s: elements_per_scale = %u but quantized_dtype is none",
-                         format->name, format->elements_per_scale);
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT,
+                         "format %s: elements_per_scale = %u but quantized_dtype is none", format->name,
+                         format->elements_per_scale);
   }
   if (format->scale_format != KVP_SCALE_NONE) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "format %s: scale_format = %s but quantized_dtype is none",
@@ -242,10 +244,8 @@ static enum kvp_status check_counts(uint32_t tokens_per_block, uint32_t num_bloc
 enum kvp_status kvp_geometry_init(const struct kvp_format *format, uint32_t width, uint32_t tokens_per_block,
                                   uint32_t num_blocks, uint32_t num_layers, struct kvp_geometry *out,
                                   struct kvp_error *error) {
-  struct kvp_geometry geometry = {.format = format,
-                                  .tokens_per_block = tokens_per_block,
-                                  .num_blocks = num_blocks,
-                                  .num_layers = num_layers};
+  struct kvp_geometry geometry = {
+      .format = format, .tokens_per_block = tokens_per_block, .num_blocks = num_blocks, .num_layers = num_layers};
   enum kvp_status status = kvp_format_sizes_init(format, width, &geometry.sizes, error);
   if (status != KVP_OK) {
     return status;

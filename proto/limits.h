@@ -4,9 +4,9 @@
 
 enum {
   /* gRPC messages */
-  kvp_message_bytes_max = 4 << 20,                        /* one request */
+  kvp_message_bytes_max = 4 << 20,                         /* one request */
   kvp_message_arena_bytes_max = 4 * kvp_message_bytes_max, /* what unpacking one may allocate */
-  kvp_chunk_bytes_max = 1 << 20,                          /* one piece of a buffer or of inline rows */
+  kvp_chunk_bytes_max = 1 << 20,                           /* one piece of a buffer or of inline rows */
   kvp_secret_bytes = 16,
 
   /* names */
@@ -33,15 +33,18 @@ enum {
   kvp_inspect_records_max = 1024,
   kvp_queues_per_executor_max = 4096, /* open step streams of one device, and one for each call without one */
 
+  kvp_executor_steps_max = 16384,          /* accepted and not reported; more stay in their ring */
+  kvp_executor_step_bytes_max = 512 << 20, /* memory of those steps */
+
   /* one ring */
-  kvp_ring_commands = 4096,               /* power of two */
+  kvp_ring_commands = 4096,                /* power of two */
   kvp_ring_command_arena_bytes = 64 << 20, /* >= 2 steps of the largest size */
-  kvp_ring_completions = 8192,            /* power of two; two a command: accepted, done */
+  kvp_ring_completions = 8192,             /* power of two; two a command: accepted, done */
   kvp_ring_completion_arena_bytes = 16 << 20,
   kvp_step_bytes_max = 8 << 20, /* one encoded step: arrays of one message, and its ops */
 
   /* control messages */
-  kvp_control_fds_max = 64,         /* in one message */
+  kvp_control_fds_max = 64, /* in one message */
   kvp_control_body_bytes_max = 16384,
   kvp_chunks_per_memory_max = 4096, /* fds of one region: 4 TiB */
   kvp_chunk_memory_bytes = 1 << 30, /* size of one memory chunk */

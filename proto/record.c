@@ -37,9 +37,13 @@ static float small_float(uint32_t code, int mantissa_bits, int exponent_bits, in
   return sign != 0 ? -magnitude : magnitude;
 }
 
-static float e4m3_to_float(uint8_t code) { return (code & 0x7F) == 0x7F ? NAN : small_float(code, 3, 4, 7); }
+static float e4m3_to_float(uint8_t code) {
+  return (code & 0x7F) == 0x7F ? NAN : small_float(code, 3, 4, 7);
+}
 
-static float e2m1_to_float(uint8_t code) { return small_float(code, 1, 2, 1); }
+static float e2m1_to_float(uint8_t code) {
+  return small_float(code, 1, 2, 1);
+}
 
 static float scale_to_float(enum kvp_scale_format format, const uint8_t *scales, uint32_t index) {
   switch (format) {

@@ -12,13 +12,13 @@
 
 #define KVP_INLINE static inline __attribute__((always_inline))
 
-#define KVP_BF16_SIGN UINT16_C(0x8000)
-#define KVP_BF16_ABS UINT16_C(0x7FFF)
-#define KVP_BF16_INF UINT16_C(0x7F80)
-#define KVP_BF16_NAN UINT16_C(0x7FFF)
+#define KVP_BF16_SIGN    UINT16_C(0x8000)
+#define KVP_BF16_ABS     UINT16_C(0x7FFF)
+#define KVP_BF16_INF     UINT16_C(0x7F80)
+#define KVP_BF16_NAN     UINT16_C(0x7FFF)
 #define KVP_F32_EXPONENT UINT32_C(0x7F800000)
-#define KVP_E4M3_NAN UINT8_C(0x7F)
-#define KVP_UE8M0_NAN UINT8_C(0xFF)
+#define KVP_E4M3_NAN     UINT8_C(0x7F)
+#define KVP_UE8M0_NAN    UINT8_C(0xFF)
 
 KVP_INLINE float kvp_f32_from_bits(uint32_t bits) {
   float value;
@@ -32,22 +32,33 @@ KVP_INLINE uint32_t kvp_f32_bits(float value) {
   return bits;
 }
 
-KVP_INLINE float kvp_bf16_to_f32(uint16_t bf16) { return kvp_f32_from_bits((uint32_t)bf16 << 16); }
+KVP_INLINE float kvp_bf16_to_f32(uint16_t bf16) {
+  return kvp_f32_from_bits((uint32_t)bf16 << 16);
+}
 
-KVP_INLINE float kvp_max_f32(float a, float b) { return a > b ? a : b; }
-KVP_INLINE float kvp_min_f32(float a, float b) { return a < b ? a : b; }
-KVP_INLINE uint32_t kvp_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-KVP_INLINE uint32_t kvp_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-KVP_INLINE int16_t kvp_max_i16(int16_t a, int16_t b) { return a > b ? a : b; }
-KVP_INLINE int16_t kvp_min_i16(int16_t a, int16_t b) { return a < b ? a : b; }
+KVP_INLINE float kvp_max_f32(float a, float b) {
+  return a > b ? a : b;
+}
+KVP_INLINE float kvp_min_f32(float a, float b) {
+  return a < b ? a : b;
+}
+KVP_INLINE uint32_t kvp_max_u32(uint32_t a, uint32_t b) {
+  return a > b ? a : b;
+}
+KVP_INLINE int16_t kvp_max_i16(int16_t a, int16_t b) {
+  return a > b ? a : b;
+}
+KVP_INLINE int16_t kvp_min_i16(int16_t a, int16_t b) {
+  return a < b ? a : b;
+}
 
-/* The code of a finite float32 >= 0 in a small float of `mantissa_bits` whose smallest normal number is
+/* The code of a float32 >= 0, at most 2^64, in a small float of `mantissa_bits` whose smallest normal number is
  * 2^min_exponent; nearest even, not saturated.
  *
  * e is the value's exponent, or min_exponent if that is larger. Adding 2^(e + 23 - mantissa_bits) leaves exactly the
- * mantissa bits that the small float has at e, rounded by the adder: the low bits of the sum are that mantissa, hidden
- * bit included (one more than fits when it was rounded up to the next exponent), and e times 2^mantissa_bits is the
- * rest of the code. The final shift comes last because compilers would otherwise narrow each term on its own.
+ * mantissa bits that the small float has at e, rounded by the adder: the low bits of the sum are that mantissa,
+ * hidden bit included (one more than fits when it was rounded up to the next exponent), and e times 2^mantissa_bits
+ * is the rest of the code. The final shift comes last because compilers would otherwise narrow each term on its own.
  */
 KVP_INLINE uint32_t kvp_small_float_code(float value, uint32_t mantissa_bits, int min_exponent) {
   uint32_t shift = 23 - mantissa_bits;
@@ -57,9 +68,13 @@ KVP_INLINE uint32_t kvp_small_float_code(float value, uint32_t mantissa_bits, in
   return ((sum << shift) + (exponent - smallest)) >> shift;
 }
 
-KVP_INLINE uint32_t kvp_e4m3_code(float magnitude) { return kvp_small_float_code(magnitude, 3, -6); }
+KVP_INLINE uint32_t kvp_e4m3_code(float magnitude) {
+  return kvp_small_float_code(magnitude, 3, -6);
+}
 
-KVP_INLINE uint32_t kvp_e2m1_code(float magnitude) { return kvp_small_float_code(magnitude, 1, 0); }
+KVP_INLINE uint32_t kvp_e2m1_code(float magnitude) {
+  return kvp_small_float_code(magnitude, 1, 0);
+}
 
 /* Magnitude of an e4m3 code 0 .. 0x7E: normal numbers by a shift and the other bias, subnormal ones as
  * 2^-6 * (1 + code / 8) - 2^-6, so that no float32 subnormal is touched. */

@@ -27,8 +27,8 @@ static __attribute__((noinline)) void dequantize_v41_any(const uint8_t *data, co
   }
 }
 
-/* BF16 magnitude bits of an e4m3 code under exponent 2^0, as a function of the code: concave and linear between powers
- * of two, so the least of its four lines (normal numbers; subnormal ones with 3, 2 and 1 significant bits). */
+/* BF16 magnitude bits of an e4m3 code under exponent 2^0, as a function of the code: concave and linear between
+ * powers of two, so the least of its four lines (normal numbers; subnormal ones with 3, 2 and 1 significant bits). */
 KVP_INLINE int16_t e4m3_lines(int16_t code) {
   int16_t lines = (int16_t)(16 * code);
   lines = kvp_min_i16(lines, (int16_t)(32 * code - 128));

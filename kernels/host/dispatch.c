@@ -9,9 +9,13 @@ static const struct kvp_host_variant baseline = {
 #ifdef KVP_HOST_HAVE_AVX2
 static const struct kvp_host_variant avx2 = {.isa = "avx2", .store = kvp_host_store_avx2, .load = kvp_host_load_avx2};
 
-static const struct kvp_host_variant *better(void) { return __builtin_cpu_supports("avx2") ? &avx2 : NULL; }
+static const struct kvp_host_variant *better(void) {
+  return __builtin_cpu_supports("avx2") ? &avx2 : NULL;
+}
 #else
-static const struct kvp_host_variant *better(void) { return NULL; }
+static const struct kvp_host_variant *better(void) {
+  return NULL;
+}
 #endif
 
 static const struct kvp_host_variant *best(void) {
@@ -30,7 +34,9 @@ const struct kvp_host_variant *kvp_host_variant_get(size_t index) {
   }
 }
 
-const char *kvp_host_isa(void) { return best()->isa; }
+const char *kvp_host_isa(void) {
+  return best()->isa;
+}
 
 void kvp_host_store(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
                     struct kvp_op_counts *counts) {

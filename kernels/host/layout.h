@@ -42,7 +42,9 @@ KVP_INLINE uint8_t *kvp_rows_at(const struct kvp_rows *rows, uint64_t index) {
   return rows->base + index * rows->stride_bytes;
 }
 
-KVP_INLINE int32_t kvp_read_once(const int32_t *value) { return __atomic_load_n(value, __ATOMIC_RELAXED); }
+KVP_INLINE int32_t kvp_read_once(const int32_t *value) {
+  return __atomic_load_n(value, __ATOMIC_RELAXED);
+}
 
 /* block < num_blocks; check->entries is not NULL. Sealed blocks may be read only. */
 KVP_INLINE bool kvp_owner_allows(const struct kvp_owner_check *check, uint32_t block, bool write) {

@@ -26,8 +26,8 @@ KVP_INLINE bool segment_bounds_valid(const struct kvp_load_params *params, const
          (segment->src_block == -1 || (uint32_t)segment->src_block < params->layer.geometry->num_blocks);
 }
 
-/* Reads segment `index`; false, and counted, when it must not be followed. A segment that is refused counts the rows it
- * names, and one where it names none. */
+/* Reads segment `index`; false, and counted, when it must not be followed. A segment that is refused counts the rows
+ * it names, and one where it names none. */
 KVP_INLINE bool take_segment(const struct kvp_load_params *params, uint64_t index, struct kvp_segment *segment,
                              struct kvp_op_counts *counts) {
   const struct kvp_segment *entry = &params->segments[index];

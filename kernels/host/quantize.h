@@ -24,10 +24,12 @@ struct kvp_quantize_result {
 typedef struct kvp_quantize_result kvp_quantize_fn(const uint16_t *restrict row, uint8_t *restrict data,
                                                    uint8_t *restrict scales);
 
-KVP_INLINE int16_t magnitude_bits(uint16_t element) { return (int16_t)(element & KVP_BF16_ABS); }
+KVP_INLINE int16_t magnitude_bits(uint16_t element) {
+  return (int16_t)(element & KVP_BF16_ABS);
+}
 
-/* Largest magnitude of each group, as BF16 bits; signed, since that is the 16-bit maximum every machine has. Folded to
- * eight lanes a group first, which is what compilers reduce well. Returns the largest of all. */
+/* Largest magnitude of each group, as BF16 bits; signed, since that is the 16-bit maximum every machine has. Folded
+ * to eight lanes a group first, which is what compilers reduce well. Returns the largest of all. */
 KVP_INLINE int16_t group_maxima(const uint16_t *restrict row, int groups, int group_elements,
                                 int16_t *restrict maxima) {
   enum { lanes = 8 };
@@ -67,18 +69,22 @@ static __attribute__((noinline)) void group_maxima_finite(const uint16_t *row, i
 
 /* ceil(log2(max(amax, 1e-4) / 448)) + 127 from amax's bits alone: 448 = 1.75 * 2^8, so a mantissa above 1.75
  * carries into the exponent; the floor's own byte is 105. */
-KVP_INLINE uint8_t ue8m0_for_448(int16_t amax) { return (uint8_t)(kvp_max_i16((int16_t)((amax + 31) >> 7), 113) - 8); }
+KVP_INLINE uint8_t ue8m0_for_448(int16_t amax) {
+  return (uint8_t)(kvp_max_i16((int16_t)((amax + 31) >> 7), 113) - 8);
+}
 
 /* The same for 6 = 1.5 * 2^2, floor 112. */
-KVP_INLINE uint8_t ue8m0_for_6(int16_t amax) { return (uint8_t)(kvp_max_i16((int16_t)((amax + 63) >> 7), 114) - 2); }
+KVP_INLINE uint8_t ue8m0_for_6(int16_t amax) {
+  return (uint8_t)(kvp_max_i16((int16_t)((amax + 63) >> 7), 114) - 2);
+}
 
 /* Under a scale 2^E the code follows from the element's BF16 bits alone, 16 bits a lane: less the bits of the scale
- * they are the code and its fraction, rounded by integer arithmetic. `less` is the bits of 2^E times the small float's
- * value one, less its code there.
+ * they are the code and its fraction, rounded by integer arithmetic. `less` is the bits of 2^E times the small
+ * float's value one, less its code there.
  *
  * e4m3: fraction of 4 bits. A code below 8 is subnormal, where this is not linear in the value but the value is what
- * counts: the upper hull of its linear pieces, in 1/256. Those take as long again and are rare, so a row is first tried
- * without them; true: the row has some and the codes are not final. */
+ * counts: the upper hull of its linear pieces, in 1/256. Those take as long again and are rare, so a row is first
+ * tried without them; true: the row has some and the codes are not final. */
 KVP_INLINE bool encode_e4m3_lanes(const uint16_t *restrict row, const int16_t *restrict less, int elements,
                                   bool subnormals, uint8_t *restrict data) {
   int16_t met = 0;
@@ -100,8 +106,8 @@ KVP_INLINE bool encode_e4m3_lanes(const uint16_t *restrict row, const int16_t *r
   return met != 0;
 }
 
-/* e2m1: fraction of 6 bits; below 1.0 the codes 1 and 2 begin at 0.25 (exclusive: ties go to even) and 0.75. Codes come
- * out as bytes. */
+/* e2m1: fraction of 6 bits; below 1.0 the codes 1 and 2 begin at 0.25 (exclusive: ties go to even) and 0.75. Codes
+ * come out as bytes. */
 KVP_INLINE void encode_e2m1_lanes(const uint16_t *restrict row, const int16_t *restrict less, int elements,
                                   uint8_t *restrict codes) {
   for (int i = 0; i < elements; i++) {
@@ -112,12 +118,12 @@ KVP_INLINE void encode_e2m1_lanes(const uint16_t *restrict row, const int16_t *r
   }
 }
 
-/* Any scale: through float32. `factors` has one for each element. */
+/* Any scale: through float32, saturated first. `factors` has one for each element. */
 KVP_INLINE void encode_e2m1_floats(const uint16_t *restrict row, const float *restrict factors, int elements,
                                    uint8_t *restrict codes) {
   for (int i = 0; i < elements; i++) {
-    uint32_t code = kvp_min_u32(kvp_e2m1_code(kvp_bf16_to_f32(row[i] & KVP_BF16_ABS) * factors[i]), 7);
-    codes[i] = (uint8_t)(code | (row[i] >> 12 & 8));
+    float magnitude = kvp_min_f32(kvp_bf16_to_f32(row[i] & KVP_BF16_ABS) * factors[i], 6.0F);
+    codes[i] = (uint8_t)(kvp_e2m1_code(magnitude) | (row[i] >> 12 & 8));
   }
 }
 

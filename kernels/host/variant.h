@@ -24,8 +24,8 @@ struct kvp_host_variant {
 const struct kvp_host_variant *kvp_host_variant_get(size_t index);
 
 #define KVP_HOST_CONCAT_(name, suffix) name##suffix
-#define KVP_HOST_CONCAT(name, suffix) KVP_HOST_CONCAT_(name, suffix)
-#define KVP_HOST_SYMBOL(name) KVP_HOST_CONCAT(name, KVP_HOST_SUFFIX)
+#define KVP_HOST_CONCAT(name, suffix)  KVP_HOST_CONCAT_(name, suffix)
+#define KVP_HOST_SYMBOL(name)          KVP_HOST_CONCAT(name, KVP_HOST_SUFFIX)
 
 extern kvp_host_store_fn *const kvp_host_store_baseline[kvp_format_count];
 extern kvp_host_load_fn *const kvp_host_load_baseline[kvp_format_count];

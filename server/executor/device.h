@@ -60,8 +60,8 @@ struct kvp_memory {
 };
 
 struct kvp_device_options {
-  uint32_t thread_count;        /* host: kernel threads; 0 = one per core */
-  void (*wake)(void *context);  /* a timeline was written; called from any thread, no lock held */
+  uint32_t thread_count;       /* host: kernel threads; 0 = one per core */
+  void (*wake)(void *context); /* a timeline was written; called from any thread, no lock held */
   void *wake_context;
 };
 

@@ -15,7 +15,9 @@ struct host_device {
   uint32_t thread_count;
 };
 
-static struct host_device *host_device_of(struct kvp_device *device) { return (struct host_device *)device; }
+static struct host_device *host_device_of(struct kvp_device *device) {
+  return (struct host_device *)device;
+}
 
 static uint32_t core_count(void) {
   cpu_set_t set;
@@ -52,7 +54,9 @@ static enum kvp_status host_open(const char *name, const struct kvp_device_optio
   return KVP_OK;
 }
 
-static void host_stop(struct kvp_device *device) { kvp_host_workers_stop(host_device_of(device)->workers); }
+static void host_stop(struct kvp_device *device) {
+  kvp_host_workers_stop(host_device_of(device)->workers);
+}
 
 static void host_close(struct kvp_device *device) {
   kvp_host_workers_destroy(host_device_of(device)->workers);

@@ -7,10 +7,10 @@
 /* ---- device_host_memory.c ---- */
 
 enum kvp_status kvp_device_host_memory_create(struct kvp_device *device, const char *name, uint64_t bytes, int *fds,
-                                       struct kvp_memory **out, struct kvp_error *error);
+                                              struct kvp_memory **out, struct kvp_error *error);
 enum kvp_status kvp_device_host_memory_import(struct kvp_device *device, uint64_t bytes, const int *fds,
-                                       const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
-                                       struct kvp_error *error);
+                                              const uint64_t *chunk_bytes, uint32_t chunk_count,
+                                              struct kvp_memory **out, struct kvp_error *error);
 void kvp_device_host_memory_destroy(struct kvp_device *device, struct kvp_memory *memory);
 
 /* ---- device_host_op.c: an op as units that threads can take ---- */

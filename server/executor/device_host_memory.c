@@ -46,8 +46,7 @@ static struct mapped_memory *range_reserve(uint64_t bytes, struct kvp_error *err
 
 static enum kvp_status chunk_map(struct mapped_memory *memory, uint64_t offset, int fd, uint64_t bytes, int flags,
                                  struct kvp_error *error) {
-  void *map =
-      mmap(memory->base.base + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | flags, fd, 0);
+  void *map = mmap(memory->base.base + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | flags, fd, 0);
   if (map == MAP_FAILED) {
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "a chunk of %llu bytes can't be mapped: %s",
                          (unsigned long long)bytes, strerror(errno));
@@ -67,13 +66,13 @@ static enum kvp_status memory_fits(const char *name, uint64_t bytes, struct kvp_
   if (bytes <= host.available_bytes) {
     return KVP_OK;
   }
-  return kvp_error_set(error, KVP_OUT_OF_MEMORY, "memory '%s': %llu bytes asked for, %llu of %llu are available", name,
-                       (unsigned long long)bytes, (unsigned long long)host.available_bytes,
+  return kvp_error_set(error, KVP_OUT_OF_MEMORY, "memory '%s': %llu bytes asked for, %llu of %llu are available",
+                       name, (unsigned long long)bytes, (unsigned long long)host.available_bytes,
                        (unsigned long long)host.total_bytes);
 }
 
 enum kvp_status kvp_device_host_memory_create(struct kvp_device *device, const char *name, uint64_t bytes, int *fds,
-                                       struct kvp_memory **out, struct kvp_error *error) {
+                                              struct kvp_memory **out, struct kvp_error *error) {
   enum kvp_status status = memory_fits(name, bytes, error);
   if (status != KVP_OK) {
     return status;
@@ -114,8 +113,8 @@ err_chunks:
 }
 
 enum kvp_status kvp_device_host_memory_import(struct kvp_device *device, uint64_t bytes, const int *fds,
-                                       const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
-                                       struct kvp_error *error) {
+                                              const uint64_t *chunk_bytes, uint32_t chunk_count,
+                                              struct kvp_memory **out, struct kvp_error *error) {
   (void)device;
   const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
   struct mapped_memory *memory = range_reserve(bytes, error);
@@ -126,8 +125,8 @@ enum kvp_status kvp_device_host_memory_import(struct kvp_device *device, uint64_
   uint64_t offset = 0;
   for (uint32_t i = 0; i < chunk_count && status == KVP_OK; i++) {
     if (i + 1 < chunk_count && chunk_bytes[i] % page_bytes != 0) {
-      status = kvp_error_set(error, KVP_INVALID_ARGUMENT, "chunk %u of %u: %llu bytes are no whole number of pages", i,
-                             chunk_count, (unsigned long long)chunk_bytes[i]);
+      status = kvp_error_set(error, KVP_INVALID_ARGUMENT, "chunk %u of %u: %llu bytes are no whole number of pages",
+                             i, chunk_count, (unsigned long long)chunk_bytes[i]);
       break;
     }
     status = kvp_memory_fd_check(fds[i], chunk_bytes[i], error);

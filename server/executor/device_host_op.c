@@ -10,9 +10,13 @@ enum {
   transfer_unit_bytes = 256 << 10,
 };
 
-static uint64_t units_of(uint64_t total, uint64_t per_unit) { return total / per_unit + (total % per_unit != 0); }
+static uint64_t units_of(uint64_t total, uint64_t per_unit) {
+  return total / per_unit + (total % per_unit != 0);
+}
 
-static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t min_u64(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
 
 /* Segments that have about load_unit_rows rows together, as far as the totals tell. */
 static uint64_t load_unit_segments(const struct kvp_load_params *load) {
@@ -43,16 +47,6 @@ uint64_t kvp_host_op_units(const struct kvp_device_op *op) {
   return 0;
 }
 
-static void piece_move(enum kvp_device_op_kind kind, uint8_t *device, uint8_t *host, uint8_t fill, uint64_t bytes) {
-  if (kind == KVP_DEVICE_WRITE) {
-    memcpy(device, host, bytes);
-  } else if (kind == KVP_DEVICE_READ) {
-    memcpy(host, device, bytes);
-  } else {
-    memset(device, fill, bytes);
-  }
-}
-
 /* Bytes [begin, end) of the rows as if they were packed. */
 static void transfer_run(enum kvp_device_op_kind kind, const struct kvp_transfer_params *transfer, uint64_t begin,
                          uint64_t end) {
@@ -66,7 +60,13 @@ static void transfer_run(enum kvp_device_op_kind kind, const struct kvp_transfer
     uint64_t column = begin % row_bytes;
     uint64_t bytes = min_u64(row_bytes - column, end - begin);
     uint8_t *device = transfer->rows.base + row * stride_bytes + column;
-    piece_move(kind, device, transfer->host == NULL ? NULL : transfer->host + begin, transfer->fill, bytes);
+    if (kind == KVP_DEVICE_WRITE) {
+      memcpy(device, transfer->host + begin, bytes);
+    } else if (kind == KVP_DEVICE_READ) {
+      memcpy(transfer->host + begin, device, bytes);
+    } else {
+      memset(device, transfer->fill, bytes);
+    }
     begin += bytes;
   }
 }

@@ -22,7 +22,8 @@ enum kvp_status kvp_objects_add_pool(struct kvp_objects *objects, struct kvp_poo
 enum kvp_status kvp_objects_add_buffer(struct kvp_objects *objects, struct kvp_buffer *buffer,
                                        struct kvp_error *error) {
   if (kvp_objects_buffer(objects, buffer->id) != NULL) {
-    return kvp_error_set(error, KVP_ALREADY_EXISTS, "buffer %llu is attached already", (unsigned long long)buffer->id);
+    return kvp_error_set(error, KVP_ALREADY_EXISTS, "buffer %llu is attached already",
+                         (unsigned long long)buffer->id);
   }
   if (!kvp_id_table_add(&objects->buffers, buffer->id, buffer)) {
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for the table of buffers");
@@ -59,9 +60,13 @@ enum kvp_status kvp_objects_remove_buffer(struct kvp_objects *objects, uint64_t 
   return KVP_OK;
 }
 
-static bool name_valid(const char *name) { return memchr(name, '\0', kvp_name_bytes_max) != NULL; }
+static bool name_valid(const char *name) {
+  return memchr(name, '\0', kvp_name_bytes_max) != NULL;
+}
 
-static size_t owner_table_bytes(const struct kvp_pool *pool) { return pool->num_blocks * sizeof(uint64_t); }
+static size_t owner_table_bytes(const struct kvp_pool *pool) {
+  return pool->num_blocks * sizeof(uint64_t);
+}
 
 /* The table may be longer than it needs to be (whole pages), never shorter, and must not shrink under us. */
 static enum kvp_status owner_table_map(struct kvp_pool *pool, int fd, struct kvp_error *error) {
@@ -124,6 +129,6 @@ err_free:
 }
 
 void kvp_pool_destroy(struct kvp_pool *pool) {
-  (void)munmap((void *)(uintptr_t)pool->owner_entries, owner_table_bytes(pool));
+  (void)munmap((void *)pool->owner_entries, owner_table_bytes(pool));
   free(pool);
 }

@@ -1,5 +1,5 @@
-/* What steps name: pools with their regions, and buffers. Built by the control thread, then the serving thread's alone
- * until it gives them back.
+/* What steps name: pools with their regions, and buffers. Built by the control thread, then the serving thread's
+ * alone until it gives them back.
  */
 #ifndef KVPOOL_EXECUTOR_OBJECTS_H
 #define KVPOOL_EXECUTOR_OBJECTS_H

@@ -54,14 +54,19 @@ struct kvp_step *kvp_step_new(struct kvp_step_pool *pool, uint32_t wire_bytes) {
   }
   step->wire_bytes = wire_bytes;
   pool->used_count++;
-  pool->used_bytes += wire_bytes;
+  kvp_step_charge(pool, step);
   return step;
 }
 
+void kvp_step_charge(struct kvp_step_pool *pool, struct kvp_step *step) {
+  pool->used_bytes += step->arena.capacity_bytes - step->charged_bytes;
+  step->charged_bytes = step->arena.capacity_bytes;
+}
+
 void kvp_step_destroy(struct kvp_step_pool *pool, struct kvp_step *step) {
-  assert(pool->used_count > 0 && pool->used_bytes >= step->wire_bytes);
+  assert(pool->used_count > 0 && pool->used_bytes >= step->charged_bytes);
   pool->used_count--;
-  pool->used_bytes -= step->wire_bytes;
+  pool->used_bytes -= step->charged_bytes;
   kvp_arena_reset(&step->arena);
   if (pool->free_count >= free_steps_max || pool->free_bytes + step->arena.capacity_bytes > free_bytes_max) {
     step_free(step);

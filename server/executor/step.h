@@ -27,6 +27,7 @@ struct kvp_step {
   uint64_t tag;
   uint8_t *wire; /* the private copy */
   uint32_t wire_bytes;
+  uint64_t charged_bytes;
 
   /* Set by intake. */
   uint32_t queue;
@@ -40,6 +41,7 @@ struct kvp_step {
   struct kvp_device_op signal;
   struct kvp_error error; /* refused: why */
   bool accepted;
+  bool acceptance_posted;
   bool finished;
   bool posting;          /* a message of it waits for room in the completion lane */
   struct kvp_step *next; /* in the one list it is in: a queue's, or the finished */
@@ -61,12 +63,14 @@ struct kvp_step_pool {
   uint32_t free_count;
   uint64_t free_bytes;
   uint32_t used_count;
-  uint64_t used_bytes; /* of the steps' encoded forms */
+  uint64_t used_bytes; /* of the steps' arenas, as far as they are charged */
 };
 
 /* With room for wire_bytes at ->wire. NULL when the host has no memory. */
 struct kvp_step *kvp_step_new(struct kvp_step_pool *pool, uint32_t wire_bytes);
 void kvp_step_destroy(struct kvp_step_pool *pool, struct kvp_step *step);
+/* Charges what the step takes by now. */
+void kvp_step_charge(struct kvp_step_pool *pool, struct kvp_step *step);
 void kvp_step_pool_deinit(struct kvp_step_pool *pool);
 
 /* Counts the step's pools and buffers as used, or no longer. */

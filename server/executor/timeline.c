@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 
 struct kvp_timeline *kvp_timelines_new(uint32_t count) {
-  void *map = mmap(NULL, count * sizeof(struct kvp_timeline), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                   0);
+  void *map =
+      mmap(NULL, count * sizeof(struct kvp_timeline), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return map == MAP_FAILED ? NULL : map;
 }
 

@@ -1,5 +1,6 @@
-/* Memory for bookkeeping: small, and never of a size that a client chooses. A daemon that can't have it can't keep what
- * it promised either, so it aborts; sizes that clients choose are allocated with malloc and checked. Any thread. */
+/* Memory for bookkeeping: small, and never of a size that a client chooses. A daemon that can't have it can't keep
+ * what it promised either, so it aborts; sizes that clients choose are allocated with malloc and checked. Any thread.
+ */
 #ifndef KVPOOL_SUPERVISOR_ALLOCATE_H
 #define KVPOOL_SUPERVISOR_ALLOCATE_H
 

@@ -1,7 +1,7 @@
 /* Daemon-made buffers.
  *
- * Always holds: every buffer is in its session's list and charged to ledger and session, from the begin of its creation
- * until its memory is given back. */
+ * Always holds: every buffer is in its session's list and charged to ledger and session, from the begin of its
+ * creation until its memory is given back. */
 #include "server/supervisor/buffer.h"
 
 #include <assert.h>
@@ -13,7 +13,8 @@
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/daemon.h"
 
-/* ---- the end ---------------------------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------------------------
+ */
 
 static void session_unlink(struct kvp_buffer *buffer) {
   struct kvp_session *session = buffer->session;
@@ -44,11 +45,12 @@ static void buffer_attach(const struct kvp_buffer *buffer, kvp_link_result_fn re
                                     .memory_id = kvp_memory_id(buffer->memory),
                                     .bytes = buffer->bytes,
                                     .owner = buffer->session->slot};
-  kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_ATTACH, &body, sizeof body, NULL, 0, NULL, result,
-                            context);
+  kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_ATTACH, &body, sizeof body, NULL, 0, NULL,
+                            result, context);
 }
 
-/* ---- create ----------------------------------------------------------------------------------------------------- */
+/* ---- create -----------------------------------------------------------------------------------------------------
+ */
 
 struct buffer_creation {
   struct kvp_daemon *daemon;
@@ -174,7 +176,8 @@ struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_
   return NULL;
 }
 
-/* ---- release ---------------------------------------------------------------------------------------------------- */
+/* ---- release ----------------------------------------------------------------------------------------------------
+ */
 
 static void buffer_gone(struct kvp_buffer *buffer) {
   buffer_detach(buffer);
@@ -225,7 +228,8 @@ void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence) {
   }
 }
 
-/* ---- restore ---------------------------------------------------------------------------------------------------- */
+/* ---- restore ----------------------------------------------------------------------------------------------------
+ */
 
 struct buffer_restore {
   kvp_memory_done_fn done;
@@ -253,8 +257,8 @@ static void restore_attached(void *context, const struct kvp_error *error) {
   if (error->status == KVP_DEVICE_LOST) {
     restore->error = *error;
   } else if (error->status != KVP_OK) {
-    kvp_log(KVP_LOG_ERROR, "buffer_lost", "device=%s buffer=%" PRIu64 " text=\"%s\"", restore->device, item->buffer_id,
-            error->text);
+    kvp_log(KVP_LOG_ERROR, "buffer_lost", "device=%s buffer=%" PRIu64 " text=\"%s\"", restore->device,
+            item->buffer_id, error->text);
   }
   free(item);
   if (--restore->pending == 0) {

@@ -167,7 +167,7 @@ static bool first_executable(const char *directory, const char *const *relative,
 
 /* Beside this program, where a build tree or an installation puts it, else where it was to be installed. */
 static void find_executor(char out[kvp_config_path_bytes_max]) {
-  static const char *const relative[] = {"kvpool-exec", "../executor/kvpool-exec", "../libexec/kvpoold/kvpool-exec"};
+  static const char *const relative[] = {"kvpool-exec", "../executor/kvpool-exec", "../libexec/kvpool/kvpool-exec"};
   char self[kvp_config_path_bytes_max];
   ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
   if (length > 0) {

@@ -82,7 +82,7 @@ static bool apply(struct look *look, int key, const char *argument) {
   return true;
 }
 
-static void note(struct look *look, int key, char *argument, struct argp_state *state) {
+static void note(struct look *look, int key, const char *argument, struct argp_state *state) {
   struct kvp_flags_seen *seen = look->seen;
   switch (key) {
   case key_config:

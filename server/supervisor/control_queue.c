@@ -98,4 +98,6 @@ enum kvp_status kvp_control_queue_flush(struct kvp_control_queue *queue) {
   return KVP_OK;
 }
 
-bool kvp_control_queue_is_empty(const struct kvp_control_queue *queue) { return queue->first == NULL; }
+bool kvp_control_queue_is_empty(const struct kvp_control_queue *queue) {
+  return queue->first == NULL;
+}

@@ -26,7 +26,7 @@ struct kvp_device *kvp_daemon_find_device(struct kvp_daemon *daemon, const char 
       return &daemon->devices[i];
     }
   }
-  (void)kvp_error_set_at(error, KVP_WRONG_DEVICE, -1, "device", -1, 0, "there is no device \"%.*s\"",
+  (void)kvp_error_set_at(error, KVP_WRONG_DEVICE, -1, "device", -1, 0, "there is no device '%.*s'",
                          kvp_name_bytes_max, name);
   return NULL;
 }

@@ -66,9 +66,9 @@ static uint64_t own_limit(const struct kvp_device *device, uint64_t memory_bytes
   uint64_t quarter = memory_bytes / 4;
   uint64_t reserve = quarter < gib ? quarter : gib;
   reserve = reserve < tenth ? tenth : reserve;
-  uint32_t sharing = 0;
-  for (uint32_t i = 0; i < device->daemon->device_count; i++) {
-    sharing += is_host(device->daemon->devices[i].name) ? 1 : 0;
+  uint32_t sharing = 1;
+  for (uint32_t i = 0; i < device->daemon->config->device_count; i++) {
+    sharing += i != device->index && is_host(device->daemon->config->devices[i]) ? 1 : 0;
   }
   return (memory_bytes - reserve) / sharing;
 }

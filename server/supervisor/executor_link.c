@@ -67,7 +67,8 @@ struct kvp_executor_link {
 
 static void link_spawn_again(struct kvp_executor_link *link);
 
-/* ---- answers ---------------------------------------------------------------------------------------------------- */
+/* ---- answers ----------------------------------------------------------------------------------------------------
+ */
 
 static struct link_answer *link_answers_take(struct kvp_executor_link *link) {
   struct link_answer *first = link->first_answer;
@@ -93,10 +94,12 @@ static void link_later(uv_timer_t *timer) {
   }
 }
 
-static void link_arm_later(struct kvp_executor_link *link) { (void)uv_timer_start(&link->later, link_later, 0, 0); }
+static void link_arm_later(struct kvp_executor_link *link) {
+  (void)uv_timer_start(&link->later, link_later, 0, 0);
+}
 
-static void link_answer_later(struct kvp_executor_link *link, const struct kvp_error *error, kvp_link_result_fn result,
-                              void *context) {
+static void link_answer_later(struct kvp_executor_link *link, const struct kvp_error *error,
+                              kvp_link_result_fn result, void *context) {
   struct link_answer *answer = kvp_allocate(1, sizeof *answer);
   answer->result = result;
   answer->context = context;
@@ -128,7 +131,8 @@ static void link_requests_fail(struct kvp_executor_link *link) {
   }
 }
 
-/* ---- messages from the executor --------------------------------------------------------------------------------- */
+/* ---- messages from the executor ---------------------------------------------------------------------------------
+ */
 
 /* Answers come in the order of requests: the first one looked at is nearly always the one. */
 static struct link_request **link_request_find(struct kvp_executor_link *link, uint32_t number) {
@@ -193,8 +197,8 @@ static bool link_take_ready(struct kvp_executor_link *link, const struct kvp_fd_
   memcpy(&info, message->body, sizeof info);
   info.description[sizeof info.description - 1] = '\0';
   if (info.version != KVP_CONTROL_VERSION) {
-    kvp_log(KVP_LOG_ERROR, "executor_version", "device=%s executor=%u supervisor=%u", link->hello.device, info.version,
-            KVP_CONTROL_VERSION);
+    kvp_log(KVP_LOG_ERROR, "executor_version", "device=%s executor=%u supervisor=%u", link->hello.device,
+            info.version, KVP_CONTROL_VERSION);
     return false;
   }
   link->info = info;
@@ -235,11 +239,16 @@ static void link_progress(struct kvp_executor_link *link) {
   }
 }
 
-static void link_burst_end(void *context) { link_progress(context); }
+static void link_burst_end(void *context) {
+  link_progress(context);
+}
 
-static void link_retry(uv_timer_t *timer) { link_progress(timer->data); }
+static void link_retry(uv_timer_t *timer) {
+  link_progress(timer->data);
+}
 
-/* ---- life and death --------------------------------------------------------------------------------------------- */
+/* ---- life and death ---------------------------------------------------------------------------------------------
+ */
 
 static void link_deadline(uv_timer_t *timer) {
   struct kvp_executor_link *link = timer->data;
@@ -367,7 +376,8 @@ enum kvp_status kvp_executor_link_new(uv_loop_t *loop, const struct kvp_link_opt
   hello->version = KVP_CONTROL_VERSION;
   hello->thread_count = options->thread_count;
   if (text_copy(hello->device, sizeof hello->device, "device", options->device, error) != KVP_OK ||
-      text_copy(hello->socket_path, sizeof hello->socket_path, "socket path", options->socket_path, error) != KVP_OK ||
+      text_copy(hello->socket_path, sizeof hello->socket_path, "socket path", options->socket_path, error) !=
+          KVP_OK ||
       text_copy(hello->lock_path, sizeof hello->lock_path, "lock path", options->lock_path, error) != KVP_OK ||
       text_copy(link->executor_path, sizeof link->executor_path, "executor path", options->executor_path, error) !=
           KVP_OK) {
@@ -403,7 +413,8 @@ void kvp_executor_link_destroy(struct kvp_executor_link *link) {
   uv_close((uv_handle_t *)&link->retry, link_handle_closed);
 }
 
-/* ---- requests --------------------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------------------------------------------------
+ */
 
 static bool link_is_up(const struct kvp_executor_link *link) {
   return link->state == KVP_LINK_RESTORING || link->state == KVP_LINK_SERVING;
@@ -485,7 +496,8 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
   }
 }
 
-/* ---- the rest --------------------------------------------------------------------------------------------------- */
+/* ---- the rest ---------------------------------------------------------------------------------------------------
+ */
 
 void kvp_executor_link_serve(struct kvp_executor_link *link) {
   if (link->state == KVP_LINK_RESTORING) { /* else it died while the last object was restored */
@@ -493,8 +505,8 @@ void kvp_executor_link_serve(struct kvp_executor_link *link) {
   }
 }
 
-enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t kind, uint64_t tag, const void *payload,
-                                       uint32_t payload_bytes) {
+enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t kind, uint64_t tag,
+                                       const void *payload, uint32_t payload_bytes) {
   if (link->state != KVP_LINK_SERVING) {
     return KVP_DEVICE_LOST;
   }
@@ -505,15 +517,21 @@ enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t 
   return status;
 }
 
-enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link) { return link->state; }
+enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link) {
+  return link->state;
+}
 
-const char *kvp_executor_link_device(const struct kvp_executor_link *link) { return link->hello.device; }
+const char *kvp_executor_link_device(const struct kvp_executor_link *link) {
+  return link->hello.device;
+}
 
 pid_t kvp_executor_link_pid(const struct kvp_executor_link *link) {
   return link->process != NULL ? kvp_executor_process_pid(link->process) : 0;
 }
 
-uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link) { return link->restarts; }
+uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link) {
+  return link->restarts;
+}
 
 const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link) {
   return link->has_info ? &link->info : NULL;

@@ -26,9 +26,9 @@ struct kvp_executor_link;
 enum kvp_link_state { KVP_LINK_STARTING, KVP_LINK_RESTORING, KVP_LINK_SERVING, KVP_LINK_PAUSED, KVP_LINK_STOPPED };
 
 struct kvp_link_options {
-  const char *device;        /* "host:0" */
+  const char *device; /* "host:0" */
   const char *executor_path;
-  const char *socket_path;   /* for the executor to remove should it find us dead */
+  const char *socket_path; /* for the executor to remove should it find us dead */
   const char *lock_path;
   uint32_t thread_count;
 };
@@ -55,7 +55,8 @@ enum kvp_status kvp_executor_link_new(uv_loop_t *loop, const struct kvp_link_opt
 enum kvp_status kvp_executor_link_start(struct kvp_executor_link *link, struct kvp_error *error);
 /* Closes the control socket (the executor exits by itself; SIGKILL after 2 s) and ends with `stopped`. */
 void kvp_executor_link_stop(struct kvp_executor_link *link);
-/* Only after `stopped`, or before the start. Its handles close on the loop, which has to run for it. NULL is allowed. */
+/* Only after `stopped`, or before the start. Its handles close on the loop, which has to run for it. NULL is allowed.
+ */
 void kvp_executor_link_destroy(struct kvp_executor_link *link);
 
 /* One MEMORY_CHUNKS message on the way to the answer; the fds become the callee's. */
@@ -78,9 +79,10 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
 /* RESTORING -> SERVING: steps may be posted from now on. */
 void kvp_executor_link_serve(struct kvp_executor_link *link);
 
-/* Posts a record into the command lane and wakes the executor. busy: the lane is full now; device_lost: not SERVING. */
-enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t kind, uint64_t tag, const void *payload,
-                                       uint32_t payload_bytes);
+/* Posts a record into the command lane and wakes the executor. busy: the lane is full now; device_lost: not SERVING.
+ */
+enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t kind, uint64_t tag,
+                                       const void *payload, uint32_t payload_bytes);
 
 enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link);
 const char *kvp_executor_link_device(const struct kvp_executor_link *link);

@@ -40,7 +40,8 @@ struct kvp_executor_process {
   const char *reason; /* why it was killed */
 };
 
-/* ---- end -------------------------------------------------------------------------------------------------------- */
+/* ---- end --------------------------------------------------------------------------------------------------------
+ */
 
 static void process_free(struct kvp_executor_process *process) {
   kvp_control_queue_deinit(&process->outgoing);
@@ -91,7 +92,8 @@ void kvp_executor_process_hang_up(struct kvp_executor_process *process) {
   (void)shutdown(process->control, SHUT_RDWR);
 }
 
-/* ---- completions ------------------------------------------------------------------------------------------------ */
+/* ---- completions ------------------------------------------------------------------------------------------------
+ */
 
 static bool process_payload_fit(struct kvp_executor_process *process, uint32_t bytes) {
   if (bytes <= process->payload_capacity_bytes) {
@@ -150,7 +152,8 @@ static void process_completions_readable(uv_poll_t *poll, int status, int events
   process->events->burst_end(process->context);
 }
 
-/* ---- control socket --------------------------------------------------------------------------------------------- */
+/* ---- control socket ---------------------------------------------------------------------------------------------
+ */
 
 static void process_control_ready(uv_poll_t *poll, int status, int events);
 
@@ -194,14 +197,13 @@ static void process_control_ready(uv_poll_t *poll, int status, int events) {
   process_control_poll(process);
 }
 
-bool kvp_executor_process_send(struct kvp_executor_process *process, uint32_t kind, uint32_t request, const void *body,
-                               uint32_t body_bytes, const int *fds, uint32_t fd_count) {
+bool kvp_executor_process_send(struct kvp_executor_process *process, uint32_t kind, uint32_t request,
+                               const void *body, uint32_t body_bytes, const int *fds, uint32_t fd_count) {
   if (process->dying) {
     return false;
   }
   bool was_empty = kvp_control_queue_is_empty(&process->outgoing);
-  enum kvp_status status =
-      kvp_control_queue_put(&process->outgoing, kind, request, body, body_bytes, fds, fd_count);
+  enum kvp_status status = kvp_control_queue_put(&process->outgoing, kind, request, body, body_bytes, fds, fd_count);
   if (status != KVP_OK) {
     kvp_executor_process_kill(process, "its control socket takes nothing any more");
     return false;
@@ -233,7 +235,8 @@ enum kvp_status kvp_executor_process_post(struct kvp_executor_process *process, 
   return KVP_OK;
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------------ */
+/* ---- start ------------------------------------------------------------------------------------------------------
+ */
 
 /* What it said before it died still counts: results of requests, and steps that are done. */
 static void process_drain(struct kvp_executor_process *process) {
@@ -313,7 +316,9 @@ static struct kvp_executor_process *process_new(const struct kvp_process_events 
   return process;
 }
 
-static void child_closed(uv_handle_t *handle) { process_free(handle->data); }
+static void child_closed(uv_handle_t *handle) {
+  process_free(handle->data);
+}
 
 /* A pair with our end non-blocking; the child's stays as it is. */
 static enum kvp_status control_pair(int out[2], struct kvp_error *error) {
@@ -369,4 +374,6 @@ err_free:
   return status;
 }
 
-pid_t kvp_executor_process_pid(const struct kvp_executor_process *process) { return process->child.pid; }
+pid_t kvp_executor_process_pid(const struct kvp_executor_process *process) {
+  return process->child.pid;
+}

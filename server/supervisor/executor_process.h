@@ -1,8 +1,9 @@
 /* One executor process, from spawn to reaped: its control socket, its ring, its completions, its death.
  *
- * A process that closes its control socket, breaks the protocol or corrupts its lane is killed. `exited` comes when it
- * has been reaped and not before, so that nothing of it can still write to pool memory when its successor starts; what
- * it had said until then has been delivered first. Loop thread only; callbacks never from inside a call of this API.
+ * A process that closes its control socket, breaks the protocol or corrupts its lane is killed. `exited` comes when
+ * it has been reaped and not before, so that nothing of it can still write to pool memory when its successor starts;
+ * what it had said until then has been delivered first. Loop thread only; callbacks never from inside a call of this
+ * API.
  */
 #ifndef KVPOOL_SUPERVISOR_EXECUTOR_PROCESS_H
 #define KVPOOL_SUPERVISOR_EXECUTOR_PROCESS_H
@@ -37,16 +38,16 @@ struct kvp_process_events {
 /* The child's control socket has this number. */
 enum { kvp_executor_control_fd = 3 };
 
-/* Makes ring, eventfds and control socket and runs `path --device DEVICE --control-fd 3`. Hands out what HELLO carries:
- * [3] fds, valid until the next call into this process. events is kept by reference. */
+/* Makes ring, eventfds and control socket and runs `path --device DEVICE --control-fd 3`. Hands out what HELLO
+ * carries: [3] fds, valid until the next call into this process. events is kept by reference. */
 enum kvp_status kvp_executor_process_spawn(uv_loop_t *loop, const char *path, const char *device,
                                            const struct kvp_process_events *events, void *context,
                                            struct kvp_executor_process **out, const int **hello_fds,
                                            struct kvp_error *error);
 
 /* False: it is dying, the message was dropped. */
-bool kvp_executor_process_send(struct kvp_executor_process *process, uint32_t kind, uint32_t request, const void *body,
-                               uint32_t body_bytes, const int *fds, uint32_t fd_count);
+bool kvp_executor_process_send(struct kvp_executor_process *process, uint32_t kind, uint32_t request,
+                               const void *body, uint32_t body_bytes, const int *fds, uint32_t fd_count);
 /* busy: no room in the lane; device_lost: it is dying. */
 enum kvp_status kvp_executor_process_post(struct kvp_executor_process *process, uint32_t kind, uint64_t tag,
                                           const void *payload, uint32_t payload_bytes);

@@ -55,7 +55,8 @@ static void memory_tell_destroy(const struct kvp_memory *memory) {
   kvp_executor_link_request(memory->link, KVP_CONTROL_MEMORY_DESTROY, &body, sizeof body, NULL, 0, NULL, NULL, NULL);
 }
 
-/* ---- create ----------------------------------------------------------------------------------------------------- */
+/* ---- create -----------------------------------------------------------------------------------------------------
+ */
 
 static enum kvp_status memory_check_chunks(const struct kvp_memory *memory, const struct kvp_control_chunks *chunks,
                                            uint32_t fd_count, struct kvp_error *error) {
@@ -161,7 +162,8 @@ void kvp_memory_create(struct kvp_executor_link *link, uint64_t memory_id, const
                             memory_created, memory);
 }
 
-/* ---- restore, destroy ------------------------------------------------------------------------------------------- */
+/* ---- restore, destroy -------------------------------------------------------------------------------------------
+ */
 
 static void memory_restored(void *context, const struct kvp_error *answer) {
   struct kvp_memory *memory = context;
@@ -218,6 +220,10 @@ void kvp_memory_destroy(struct kvp_memory *memory) {
   memory_free(memory);
 }
 
-uint64_t kvp_memory_id(const struct kvp_memory *memory) { return memory->id; }
+uint64_t kvp_memory_id(const struct kvp_memory *memory) {
+  return memory->id;
+}
 
-uint64_t kvp_memory_bytes(const struct kvp_memory *memory) { return memory->bytes; }
+uint64_t kvp_memory_bytes(const struct kvp_memory *memory) {
+  return memory->bytes;
+}

@@ -1,7 +1,7 @@
 /* A piece of device memory whose descriptors the supervisor keeps: a region of a pool on one placement, or a buffer.
  *
- * The executor makes it and hands over one fd per chunk; as long as these are open the contents live, whatever happens
- * to the executor. A successor imports them. Loop thread only.
+ * The executor makes it and hands over one fd per chunk; as long as these are open the contents live, whatever
+ * happens to the executor. A successor imports them. Loop thread only.
  */
 #ifndef KVPOOL_SUPERVISOR_MEMORY_H
 #define KVPOOL_SUPERVISOR_MEMORY_H
@@ -20,8 +20,8 @@ void kvp_memory_create(struct kvp_executor_link *link, uint64_t memory_id, const
                        kvp_memory_done_fn done, void *context, struct kvp_memory **out);
 /* Gives the chunks to the link's new executor. done NULL: a failure is logged. */
 void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context);
-/* Tells the executor and closes the fds. Nothing may use it any more; a create or restore under way is waited for inside
- * (its done is not called any more). NULL is allowed. */
+/* Tells the executor and closes the fds. Nothing may use it any more; a create or restore under way is waited for
+ * inside (its done is not called any more). NULL is allowed. */
 void kvp_memory_destroy(struct kvp_memory *memory);
 
 uint64_t kvp_memory_id(const struct kvp_memory *memory);

@@ -93,15 +93,17 @@ static void on_allocate_block_range(void *context, struct kvp_rpc_call *call, st
 /* Copied: bytes of a message have no alignment. */
 static enum kvp_status read_blocks(const ProtobufCBinaryData *bytes, int32_t **out, uint32_t *count,
                                    struct kvp_error *error) {
-  if (bytes->len == 0 || bytes->len % sizeof(int32_t) != 0) {
+  if (bytes->len % sizeof(int32_t) != 0) {
     return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "blocks", -1, (int64_t)bytes->len,
-                            "blocks has %zu bytes: int32 ids, at least one, are wanted", bytes->len);
+                            "blocks has %zu bytes, not a multiple of 4: int32 ids are wanted", bytes->len);
   }
-  int32_t *blocks = malloc(bytes->len);
+  int32_t *blocks = malloc(bytes->len + sizeof *blocks); /* none is fine */
   if (blocks == NULL) {
     return kvp_error_set(error, KVP_TOO_LARGE, "no memory for %zu bytes of block ids", bytes->len);
   }
-  memcpy(blocks, bytes->data, bytes->len);
+  if (bytes->len > 0) {
+    memcpy(blocks, bytes->data, bytes->len);
+  }
   *out = blocks;
   *count = (uint32_t)(bytes->len / sizeof *blocks);
   return KVP_OK;
@@ -215,7 +217,7 @@ static void on_list_blocks(void *context, struct kvp_rpc_call *call, struct kvp_
   }
   struct runs runs = {0};
   uint32_t next = collect_runs(daemon, &pool->owners, request->first_block, &runs);
-  Kvpool__V1__BlockRun **pointers = kvp_allocate(runs.count, sizeof *pointers);
+  Kvpool__V1__BlockRun **pointers = kvp_allocate(runs.count + 1, sizeof(Kvpool__V1__BlockRun *));
   for (size_t i = 0; i < runs.count; i++) {
     pointers[i] = &runs.runs[i];
   }

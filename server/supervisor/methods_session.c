@@ -9,25 +9,26 @@
 
 static char default_namespace[] = "default";
 
-static enum kvp_status open_session(struct kvp_daemon *daemon, struct kvp_rpc_call *call,
-                                    const Kvpool__V1__OpenSessionRequest *request, struct kvp_session **out,
-                                    struct kvp_error *error) {
+static struct kvp_session *open_session(struct kvp_daemon *daemon, struct kvp_rpc_call *call,
+                                        const Kvpool__V1__OpenSessionRequest *request, struct kvp_error *error) {
   if (request->protocol_version != 0 && request->protocol_version != kvp_protocol_version) {
-    return kvp_error_set_at(error, KVP_VERSION_MISMATCH, -1, "protocol_version", -1, request->protocol_version,
-                            "the client speaks protocol version %u, this daemon %d", request->protocol_version,
-                            kvp_protocol_version);
+    (void)kvp_error_set_at(error, KVP_VERSION_MISMATCH, -1, "protocol_version", -1, request->protocol_version,
+                           "the client speaks protocol version %u, this daemon %d", request->protocol_version,
+                           kvp_protocol_version);
+    return NULL;
   }
+  struct kvp_session *session = NULL;
   char name[kvp_name_bytes_max];
   char namespace_name[kvp_name_bytes_max];
   const char *asked = request->namespace_[0] == '\0' ? default_namespace : request->namespace_;
-  enum kvp_status status = kvp_method_name(request->name, "name", true, name, sizeof name, error);
+  enum kvp_status status = kvp_method_name(request->name, "name", false, name, sizeof name, error);
   if (status == KVP_OK) {
     status = kvp_method_name(asked, "namespace", false, namespace_name, sizeof namespace_name, error);
   }
   if (status == KVP_OK) {
-    status = kvp_session_open(daemon, call, name, namespace_name, request->blocks_max, out, error);
+    status = kvp_session_open(daemon, call, name, namespace_name, request->blocks_max, &session, error);
   }
-  return status;
+  return status == KVP_OK ? session : NULL;
 }
 
 static void send_opened(const struct kvp_daemon *daemon, struct kvp_session *session) {
@@ -48,9 +49,10 @@ static void send_opened(const struct kvp_daemon *daemon, struct kvp_session *ses
 static void on_open_session(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message) {
   struct kvp_daemon *daemon = context;
   daemon->sessions.stream_count++;
-  struct kvp_session *session = NULL;
   struct kvp_error error;
-  if (open_session(daemon, call, (const Kvpool__V1__OpenSessionRequest *)message->body, &session, &error) != KVP_OK) {
+  struct kvp_session *session =
+      open_session(daemon, call, (const Kvpool__V1__OpenSessionRequest *)message->body, &error);
+  if (session == NULL) {
     kvp_rpc_call_fail(call, &error);
     return;
   }
@@ -105,7 +107,7 @@ static void on_list_sessions(void *context, struct kvp_rpc_call *call, struct kv
   struct kvp_daemon *daemon = context;
   uint32_t count = daemon->sessions.count;
   Kvpool__V1__SessionInfo *infos = kvp_allocate(count + 1, sizeof *infos);
-  Kvpool__V1__SessionInfo **pointers = kvp_allocate(count + 1, sizeof *pointers);
+  Kvpool__V1__SessionInfo **pointers = kvp_allocate(count + 1, sizeof(Kvpool__V1__SessionInfo *));
   Kvpool__V1__ListSessionsResponse reply = KVPOOL__V1__LIST_SESSIONS_RESPONSE__INIT;
   reply.sessions = pointers;
   for (uint32_t slot = 1; slot <= kvp_sessions_max; slot++) {

@@ -29,7 +29,7 @@ struct kvp_pool *kvp_pool_find_name(struct kvp_daemon *daemon, const char *name,
       return pool;
     }
   }
-  (void)kvp_error_set_at(error, KVP_UNKNOWN_POOL, -1, "name", -1, 0, "there is no pool named \"%.*s\"",
+  (void)kvp_error_set_at(error, KVP_UNKNOWN_POOL, -1, "name", -1, 0, "there is no pool named '%.*s'",
                          kvp_name_bytes_max, name);
   return NULL;
 }
@@ -110,14 +110,14 @@ enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool
                                 struct kvp_error *error) {
   uint32_t leased = kvp_lease_leased_count(pool->leases);
   if (pool->steps_in_flight > 0) {
-    return kvp_error_set(error, KVP_IN_USE, "pool \"%s\": %u steps are in flight", pool->spec.name,
+    return kvp_error_set(error, KVP_IN_USE, "pool '%s': %u steps are in flight", pool->spec.name,
                          pool->steps_in_flight);
   }
   if (leased > 0 && !force) {
-    return kvp_error_set(error, KVP_IN_USE, "pool \"%s\": %u blocks are leased", pool->spec.name, leased);
+    return kvp_error_set(error, KVP_IN_USE, "pool '%s': %u blocks are leased", pool->spec.name, leased);
   }
   if (pool->restores > 0) {
-    return kvp_error_set(error, KVP_BUSY, "pool \"%s\" is being restored on a new executor", pool->spec.name);
+    return kvp_error_set(error, KVP_BUSY, "pool '%s' is being restored on a new executor", pool->spec.name);
   }
   forget_leases(daemon, pool);
   kvp_log(KVP_LOG_INFO, "pool_deleted", "pool=%" PRIu64 " name=%s leased_blocks=%u", pool->id, pool->spec.name,

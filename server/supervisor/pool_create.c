@@ -61,7 +61,7 @@ static void fail(struct creation *creation) {
 static bool still_good(struct creation *creation) {
   for (uint32_t i = 0; i < creation->pool->placement_count && creation->error.status == KVP_OK; i++) {
     if (!same_executor(creation, i)) {
-      (void)kvp_error_set(&creation->error, KVP_DEVICE_LOST, "the executor of %s died while pool \"%s\" was made",
+      (void)kvp_error_set(&creation->error, KVP_DEVICE_LOST, "the executor of %s died while pool '%s' was made",
                           creation->pool->placements[i].device->name, creation->pool->spec.name);
     }
   }
@@ -122,7 +122,7 @@ static void make_memory(struct creation *creation) {
   creation->pending = pool->placement_count * pool->spec.region_count;
   for (uint32_t i = 0; i < pool->placement_count; i++) {
     for (uint32_t r = 0; r < pool->spec.region_count; r++) {
-      char name[2 * kvp_name_bytes_max + sizeof "kvpool::"];
+      char name[sizeof "kvpool::" + kvp_name_bytes_max + kvp_name_bytes_max];
       (void)snprintf(name, sizeof name, "kvpool:%s:%s", pool->spec.name, pool->spec.regions[r].name);
       kvp_memory_create(pool->placements[i].device->link, ++creation->daemon->next_memory_id, name,
                         pool->regions[r].region_bytes, on_memory, creation, &pool->placements[i].memory[r]);
@@ -138,7 +138,7 @@ static enum kvp_status check_table(struct kvp_pool_table *table, const char *nam
       *slot = *slot == kvp_pools_max ? i : *slot;
     } else if (strcmp(table->pools[i]->spec.name, name) == 0) {
       return kvp_error_set_at(error, KVP_ALREADY_EXISTS, -1, "name", -1, (int64_t)table->pools[i]->id,
-                              "pool \"%s\" is there already (%" PRIu64 ")", name, table->pools[i]->id);
+                              "pool '%s' is there already (%" PRIu64 ")", name, table->pools[i]->id);
     }
   }
   if (*slot == kvp_pools_max) {

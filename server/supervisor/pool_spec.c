@@ -14,14 +14,14 @@ static enum kvp_status in_region(const struct kvp_region_spec *region, struct kv
   }
   struct kvp_error cause = *error;
   return kvp_error_set_at(error, (enum kvp_status)cause.status, cause.op, cause.array, cause.position, cause.value,
-                          "region \"%s\": %s", region->name, cause.text);
+                          "region '%s': %s", region->name, cause.text);
 }
 
 static enum kvp_status check_geometry(const struct kvp_pool_spec *spec, const struct kvp_region_spec *region,
                                       struct kvp_geometry *out, struct kvp_error *error) {
   const struct kvp_format *format = kvp_format_find(region->format);
   if (format == NULL) {
-    return kvp_error_set_at(error, KVP_WRONG_FORMAT, -1, "format", -1, 0, "\"%s\" is no format of the catalogue",
+    return kvp_error_set_at(error, KVP_WRONG_FORMAT, -1, "format", -1, 0, "'%s' is no format of the catalogue",
                             region->format);
   }
   uint32_t ratio = region->compression_ratio == 0 ? 1 : region->compression_ratio;
@@ -43,7 +43,7 @@ static enum kvp_status check_region(const struct kvp_pool_spec *spec, uint32_t i
   for (uint32_t other = 0; other < index; other++) {
     if (strcmp(spec->regions[other].name, region->name) == 0) {
       return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "regions", index, other,
-                              "regions %u and %u are both named \"%s\"", other, index, region->name);
+                              "regions %u and %u are both named '%s'", other, index, region->name);
     }
   }
   if (kvp_note_check(region->note, "note", sizeof region->note, error) != KVP_OK ||
@@ -52,7 +52,7 @@ static enum kvp_status check_region(const struct kvp_pool_spec *spec, uint32_t i
   }
   const uint64_t bytes_max = (uint64_t)kvp_chunks_per_memory_max * kvp_chunk_memory_bytes;
   if (out->region_bytes > bytes_max) {
-    return kvp_error_set(error, KVP_TOO_LARGE, "region \"%s\": %" PRIu64 " bytes, at most %" PRIu64 " are allowed",
+    return kvp_error_set(error, KVP_TOO_LARGE, "region '%s': %" PRIu64 " bytes, at most %" PRIu64 " are allowed",
                          region->name, out->region_bytes, bytes_max);
   }
   return KVP_OK;
@@ -67,7 +67,7 @@ static enum kvp_status check_placements(const struct kvp_pool_spec *spec, struct
     for (uint32_t other = 0; other < i; other++) {
       if (strcmp(spec->placements[other], spec->placements[i]) == 0) {
         return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "placements", i, other,
-                                "placements %u and %u are both \"%s\"", other, i, spec->placements[i]);
+                                "placements %u and %u are both '%s'", other, i, spec->placements[i]);
       }
     }
   }
@@ -90,13 +90,13 @@ enum kvp_status kvp_pool_spec_check(const struct kvp_pool_spec *spec, struct kvp
                             spec->num_blocks);
   }
   if (spec->region_count == 0) {
-    return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "regions", -1, 0, "pool \"%s\" has no region",
+    return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "regions", -1, 0, "pool '%s' has no region",
                             spec->name);
   }
   status = check_placements(spec, error);
   uint64_t total = 0;
   for (uint32_t i = 0; i < spec->region_count && status == KVP_OK; i++) {
-    struct kvp_geometry geometry;
+    struct kvp_geometry geometry = {0};
     status = check_region(spec, i, &geometry, error);
     if (status == KVP_OK) {
       total += geometry.region_bytes; /* at most kvp_regions_per_pool_max * 4 TiB */

@@ -49,7 +49,7 @@ static void call_retire(struct kvp_rpc_call *call) {
   kvp_rpc_reply_deinit(call);
   grpc_call_unref(call->grpc);
   call->grpc = NULL;
-  atomic_fetch_sub(&call->server->open_calls, 1);
+  kvp_rpc_server_release(call->server);
   kvp_rpc_call_unref(call);
 }
 
@@ -257,7 +257,7 @@ static void arrival_complete(struct kvp_rpc_event *event, bool ok) {
   }
   struct kvp_rpc_server *server = call->server;
   const struct kvp_rpc_slot *slot = call->slot;
-  atomic_fetch_add(&server->open_calls, 1);
+  atomic_fetch_add(&server->users, 1);
   call->connection_number = connection_number(call->grpc);
   if (streams_requests(call)) {
     start_close(call);

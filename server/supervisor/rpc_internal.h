@@ -40,7 +40,7 @@ struct kvp_rpc_server {
   struct kvp_rpc_slot *slots; /* [slot_count]: options.methods, health check, unknown methods */
   size_t slot_count;
   bool draining;
-  atomic_uint open_calls;
+  atomic_uint users; /* open calls, and one for gRPC's server until that is shut down */
   struct kvp_rpc_listener listener;
 
   uv_async_t wake;
@@ -50,7 +50,8 @@ struct kvp_rpc_server {
   grpc_server_credentials *credentials;
   grpc_completion_queue *queue;
   pthread_t thread;
-  struct kvp_rpc_event shut_down;   /* every call and connection of gRPC's is gone */
+  struct kvp_rpc_event shut_down;   /* gRPC's connections are gone and no call will arrive */
+  struct kvp_rpc_event unused;      /* no users left */
   struct kvp_rpc_event thread_over; /* the completion-queue thread has taken its last tag */
   void (*stopped)(void *context);
 };
@@ -121,8 +122,10 @@ struct kvp_rpc_call {
 
 /* ---- rpc_server.c */
 
-/* Completion-queue thread. Hands the event to the loop; the call (or server) passes with it. */
+/* Any thread. Hands the event to the loop; the call (or server) passes with it. */
 void kvp_rpc_server_post(struct kvp_rpc_server *server, struct kvp_rpc_event *event);
+/* Any thread. One user less. */
+void kvp_rpc_server_release(struct kvp_rpc_server *server);
 
 /* ---- rpc_call.c */
 

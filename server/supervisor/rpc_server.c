@@ -1,8 +1,8 @@
 /* The gRPC server: starts and stops it, runs the completion-queue thread, carries events to the loop.
  *
- * The end is a chain, each step begun by the one before it and all but one on the loop: gRPC's server shuts down
- * (every call closed, every connection gone) -> the completion queue is drained and its thread ends -> connections'
- * watchers, socket and lock are closed -> the last handle is closed, gRPC is shut down, `stopped` is called.
+ * The end is a chain, each step begun by the one before it, on the loop: gRPC's server is shut down and the last call
+ * closed -> the completion queue is drained and its thread ends -> gRPC itself is shut down; connections' watchers,
+ * socket and lock are closed -> the last handle is closed, `stopped` is called.
  */
 #include "server/supervisor/rpc_internal.h"
 
@@ -120,9 +120,19 @@ static void post_shut_down(struct kvp_rpc_event *event, bool ok) {
   kvp_rpc_server_post(KVP_RPC_CONTAINER(event, struct kvp_rpc_server, shut_down), event);
 }
 
+/* gRPC tells that it is shut down as soon as its connections are gone; cancelled calls may be open still. */
 static void deliver_shut_down(struct kvp_rpc_event *event) {
-  struct kvp_rpc_server *server = KVP_RPC_CONTAINER(event, struct kvp_rpc_server, shut_down);
-  assert(atomic_load(&server->open_calls) == 0);
+  kvp_rpc_server_release(KVP_RPC_CONTAINER(event, struct kvp_rpc_server, shut_down));
+}
+
+void kvp_rpc_server_release(struct kvp_rpc_server *server) {
+  if (atomic_fetch_sub(&server->users, 1) == 1) {
+    kvp_rpc_server_post(server, &server->unused);
+  }
+}
+
+static void deliver_unused(struct kvp_rpc_event *event) {
+  struct kvp_rpc_server *server = KVP_RPC_CONTAINER(event, struct kvp_rpc_server, unused);
   grpc_server_destroy(server->grpc);
   grpc_completion_queue_shutdown(server->queue);
 }
@@ -141,7 +151,7 @@ void kvp_rpc_server_stop(struct kvp_rpc_server *server, void (*stopped)(void *co
 }
 
 uint32_t kvp_rpc_server_open_calls(const struct kvp_rpc_server *server) {
-  return atomic_load(&server->open_calls);
+  return atomic_load(&server->users) - 1;
 }
 
 /* ---- the start ---- */
@@ -228,7 +238,7 @@ static void grpc_side_start(struct kvp_rpc_server *server) {
 
 static void destroy_now(struct kvp_rpc_event *event, bool ok) {
   (void)ok;
-  deliver_shut_down(event);
+  deliver_unused(&KVP_RPC_CONTAINER(event, struct kvp_rpc_server, shut_down)->unused);
 }
 
 /* Undoes grpc_side_start while there is no thread yet: this one takes the tags. */
@@ -265,6 +275,8 @@ enum kvp_status kvp_rpc_server_start(uv_loop_t *loop, const struct kvp_rpc_serve
   server->context = options->context;
   server->package_service = strdup(options->package_service);
   server->shut_down = (struct kvp_rpc_event){.complete = post_shut_down, .deliver = deliver_shut_down};
+  server->unused.deliver = deliver_unused;
+  atomic_init(&server->users, 1);
   server->thread_over.deliver = deliver_thread_over;
   enum kvp_status status = KVP_OK;
   if (server->package_service == NULL || !slots_new(server, options)) {

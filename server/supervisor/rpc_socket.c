@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { pid_text_bytes_max = 32, backlog = 128 };
+enum { pid_text_bytes_max = 32 };
 
 static long lock_holder(int lock_fd) {
   char text[pid_text_bytes_max];
@@ -97,7 +97,7 @@ static enum kvp_status bind_and_listen(const struct sockaddr_un *address, uint32
     close(fd);
     return status;
   }
-  if (chmod(address->sun_path, (mode_t)mode) != 0 || listen(fd, backlog) != 0) {
+  if (chmod(address->sun_path, (mode_t)mode) != 0 || listen(fd, SOMAXCONN) != 0) {
     const enum kvp_status status =
         kvp_error_set(error, KVP_INVALID_ARGUMENT, "listening at \"%s\": %s", address->sun_path, strerror(errno));
     (void)unlink(address->sun_path);

@@ -73,8 +73,7 @@ enum kvp_status kvp_session_open(struct kvp_daemon *daemon, struct kvp_rpc_call 
   table->slots[slot] = session;
   table->count++;
   kvp_log(KVP_LOG_INFO, "session_opened", "session=%" PRIu64 " slot=%u name=%s namespace=%s pid=%d uid=%u",
-          session->id, slot, name[0] == '\0' ? "-" : name, namespace_name, (int)session->peer.pid,
-          (unsigned)session->peer.uid);
+          session->id, slot, name, namespace_name, (int)session->peer.pid, (unsigned)session->peer.uid);
   *out = session;
   return KVP_OK;
 }
@@ -164,6 +163,7 @@ void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session) 
     return;
   }
   assert(daemon->sessions.slots[session->slot] == session && session->stream == NULL && session->buffers == NULL);
+  kvp_session_torn_drop(session);
   daemon->sessions.slots[session->slot] = NULL;
   daemon->sessions.count--;
   daemon->sessions.closing_count--;
@@ -189,20 +189,18 @@ void kvp_session_close_all(struct kvp_daemon *daemon, const struct kvp_error *re
 }
 
 void kvp_session_tell_device(struct kvp_daemon *daemon, const char *device, bool lost) {
-  Kvpool__V1__DeviceLost body = KVPOOL__V1__DEVICE_LOST__INIT;
-  body.device = (char *)device;
-  Kvpool__V1__SessionEvent event = KVPOOL__V1__SESSION_EVENT__INIT;
-  if (lost) {
-    event.event_case = KVPOOL__V1__SESSION_EVENT__EVENT_DEVICE_LOST;
-    event.device_lost = &body;
-  } else {
-    event.event_case = KVPOOL__V1__SESSION_EVENT__EVENT_DEVICE_RESTORED;
-    event.device_restored = (char *)device;
-  }
+  Kvpool__V1__SessionEvent restored = KVPOOL__V1__SESSION_EVENT__INIT;
+  restored.event_case = KVPOOL__V1__SESSION_EVENT__EVENT_DEVICE_RESTORED;
+  restored.device_restored = (char *)device;
   for (uint32_t slot = 1; slot <= kvp_sessions_max; slot++) {
     struct kvp_session *session = daemon->sessions.slots[slot];
-    if (session != NULL && session->state == KVP_SESSION_OPEN) {
-      (void)kvp_rpc_call_send(session->stream, &event.base);
+    if (session == NULL || session->state != KVP_SESSION_OPEN) {
+      continue;
+    }
+    if (lost) {
+      kvp_session_torn_tell(session, device);
+    } else {
+      (void)kvp_rpc_call_send(session->stream, &restored.base);
     }
   }
 }

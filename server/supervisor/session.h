@@ -16,6 +16,8 @@
 
 struct kvp_daemon;
 struct kvp_buffer;
+struct kvp_session_torn;
+struct kvp_torn_blocks;
 struct kvp_step_stream;
 
 enum kvp_session_state { KVP_SESSION_OPEN, KVP_SESSION_CLOSING };
@@ -41,6 +43,7 @@ struct kvp_session {
   uint64_t step_bytes_in_flight;
   uint64_t steps_done;
   uint64_t steps_refused;
+  struct kvp_session_torn *torn; /* by session_torn.c; NULL: nothing collected */
 };
 
 struct kvp_session_table {
@@ -66,7 +69,13 @@ void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session);
 void kvp_session_settle_all(struct kvp_daemon *daemon);
 /* The daemon ends: closes every open session for `reason`. */
 void kvp_session_close_all(struct kvp_daemon *daemon, const struct kvp_error *reason);
-/* Tells every open session about a device: lost (its torn blocks are told by step.c's failures) or restored. */
+/* Tells every open session about a device: lost, with what kvp_session_torn_add collected, or restored. */
 void kvp_session_tell_device(struct kvp_daemon *daemon, const char *device, bool lost);
+
+/* session_torn.c: blocks that lost steps may have torn, until they are told in one device_lost event (or several, when
+ * there are very many). step.c adds those of every lost step. Nothing happens once the session's stream is over. */
+void kvp_session_torn_add(struct kvp_session *session, const struct kvp_torn_blocks *torn, uint32_t torn_count);
+void kvp_session_torn_tell(struct kvp_session *session, const char *device);
+void kvp_session_torn_drop(struct kvp_session *session);
 
 #endif

@@ -1,7 +1,8 @@
 /* Steps in the supervisor: submitted, posted, retired.
  *
- * Always holds, for every device: its list is in order of arrival, the steps in the ring first, then from next_to_post on
- * those that wait; a step in the ring has a slot, whose number is in its tag; `count` is the length of the list.
+ * Always holds, for every device: its list is in order of arrival, the steps in the ring first, then from
+ * next_to_post on those that wait; a step in the ring has a slot, whose number is in its tag; `count` is the length
+ * of the list.
  */
 #include "server/supervisor/step.h"
 
@@ -13,13 +14,14 @@
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/daemon.h"
+#include "server/supervisor/step_messages.h"
 #include "server/supervisor/step_queue.h"
 #include "server/supervisor/torn_blocks.h"
 
 struct kvp_step {
   struct kvp_step *next;
   struct kvp_step *previous;
-  struct kvp_session *session; /* NULL: the daemon's own */
+  struct kvp_session *session;          /* NULL: the daemon's own */
   const struct kvp_step_events *events; /* NULL: nobody wants to know any more */
   void *context;
   uint64_t tag;
@@ -37,7 +39,8 @@ _Static_assert(kvp_pools_max <= 64, "one bit a pool");
 /* As many steps as have a record each in both lanes, so that an executor never finds the completion lane full. */
 enum { steps_posted_max = kvp_ring_completions / 2 };
 
-/* Tags: the slot in the low bits, the step's sequence above them, so that a tag made up by the executor finds nothing. */
+/* Tags: the slot in the low bits, the step's sequence above them, so that a tag made up by the executor finds
+ * nothing. */
 enum { tag_slot_bits = 16 };
 _Static_assert(steps_posted_max <= 1 << tag_slot_bits, "a tag holds a slot");
 
@@ -48,7 +51,8 @@ struct kvp_step_slots {
   uint32_t used; /* slots ever used */
 };
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory -----------------------------------------------------------------------------------------------------
+ */
 
 static struct kvp_step *step_of(struct kvp_wire_step *encoded) {
   return (struct kvp_step *)(void *)((char *)encoded - offsetof(struct kvp_step, encoded));
@@ -70,7 +74,8 @@ void kvp_step_free(struct kvp_wire_step *encoded) {
   }
 }
 
-/* ---- slots of the ring ------------------------------------------------------------------------------------------ */
+/* ---- slots of the ring ------------------------------------------------------------------------------------------
+ */
 
 static bool slot_take(struct kvp_step_table *steps, struct kvp_step *step) {
   if (steps->slots == NULL) {
@@ -93,7 +98,9 @@ static void slot_give_back(struct kvp_step_table *steps, const struct kvp_step *
   steps->slots->free[steps->slots->free_count++] = step->slot;
 }
 
-static uint64_t step_ring_tag(const struct kvp_step *step) { return step->sequence << tag_slot_bits | step->slot; }
+static uint64_t step_ring_tag(const struct kvp_step *step) {
+  return step->sequence << tag_slot_bits | step->slot;
+}
 
 static struct kvp_step *step_find(const struct kvp_step_table *steps, uint64_t tag) {
   uint64_t slot = tag & ((UINT64_C(1) << tag_slot_bits) - 1);
@@ -104,7 +111,8 @@ static struct kvp_step *step_find(const struct kvp_step_table *steps, uint64_t t
   return step != NULL && step_ring_tag(step) == tag ? step : NULL;
 }
 
-/* ---- retirement ------------------------------------------------------------------------------------------------- */
+/* ---- retirement -------------------------------------------------------------------------------------------------
+ */
 
 static void list_append(struct kvp_step_table *steps, struct kvp_step *step) {
   step->previous = steps->last;
@@ -196,7 +204,8 @@ static void steps_tell_retired(struct kvp_device *device) {
   }
 }
 
-/* ---- submission ------------------------------------------------------------------------------------------------- */
+/* ---- submission -------------------------------------------------------------------------------------------------
+ */
 
 static enum kvp_status session_admit(const struct kvp_daemon *daemon, const struct kvp_session *session,
                                      uint32_t bytes, struct kvp_error *error) {
@@ -284,7 +293,8 @@ enum kvp_status kvp_step_submit(struct kvp_device *device, struct kvp_session *s
   return KVP_OK;
 }
 
-/* ---- what becomes of them --------------------------------------------------------------------------------------- */
+/* ---- what becomes of them ---------------------------------------------------------------------------------------
+ */
 
 static void step_done(struct kvp_device *device, struct kvp_step *step, const uint8_t *payload,
                       uint32_t payload_bytes) {
@@ -357,8 +367,8 @@ static void step_lost(struct kvp_device *device, struct kvp_step *step) {
                       device->name);
   struct kvp_step_result result = {.error = &error};
   result.torn = kvp_torn_list_pools(torn, &result.torn_count);
-  if (step->events == NULL && step->session != NULL) {
-    kvp_torn_blocks_tell(step->session, device->name, result.torn, result.torn_count);
+  if (step->session != NULL) {
+    kvp_session_torn_add(step->session, result.torn, result.torn_count);
   }
   step_retire(device, step, &result);
   kvp_torn_list_destroy(torn);

@@ -1,9 +1,9 @@
 /* Steps in the supervisor: from acceptance of the request to the last word about it. Loop thread only.
  *
- * A step is encoded (step_encode.h) into memory of its own, given a number of the daemon's step_sequence and put at the
- * end of its device's list; it is posted into the ring as soon as the executor serves and the lane has room, in the order
- * of arrival. The encoded copy stays until the step retires, so that the blocks a lost step may have torn can be told.
- * Retired: refused, done, failed, lost or dropped. Steps of one queue run in order.
+ * A step is encoded (step_encode.h) into memory of its own, given a number of the daemon's step_sequence and put at
+ * the end of its device's list; it is posted into the ring as soon as the executor serves and the lane has room, in
+ * the order of arrival. The encoded copy stays until the step retires, so that the blocks a lost step may have torn
+ * can be told. Retired: refused, done, failed, lost or dropped. Steps of one queue run in order.
  */
 #ifndef KVPOOL_SUPERVISOR_STEP_H
 #define KVPOOL_SUPERVISOR_STEP_H
@@ -30,8 +30,8 @@ struct kvp_torn_blocks {
 };
 
 struct kvp_step_result {
-  const struct kvp_error *error; /* NULL: done */
-  bool refused;                  /* with an error: nothing ran */
+  const struct kvp_error *error;         /* NULL: done */
+  bool refused;                          /* with an error: nothing ran */
   const struct kvp_wire_report *reports; /* [report_count], done only */
   uint32_t report_count;
   const uint8_t *bytes; /* result bytes of a reading op */
@@ -41,7 +41,7 @@ struct kvp_step_result {
 };
 
 struct kvp_step_events {
-  void (*accepted)(void *context, uint64_t tag); /* NULL: not wanted */
+  void (*accepted)(void *context, uint64_t tag);                                       /* NULL: not wanted */
   void (*finished)(void *context, uint64_t tag, const struct kvp_step_result *result); /* once, last */
 };
 
@@ -52,7 +52,7 @@ struct kvp_step_table {
   struct kvp_step *next_to_post; /* the first that waits */
   uint32_t count;
   uint64_t done_count;
-  bool retired; /* some have, since the daemon was told */
+  bool retired;                   /* some have, since the daemon was told */
   struct kvp_step_slots *slots;   /* who is in the ring; made with the first step */
   struct kvp_step_queues *queues; /* made with the first queue */
 };
@@ -62,9 +62,10 @@ struct kvp_step_table {
 struct kvp_wire_step *kvp_step_alloc(uint32_t bytes);
 void kvp_step_free(struct kvp_wire_step *encoded); /* NULL is allowed */
 
-/* Takes over `encoded` (of kvp_step_alloc; complete, its queue and owner set). session NULL: the daemon's own. pools: the
- * pools its ops use, each once, for their in-flight counts. Refused at once (encoded is freed, no callback): busy - limits
- * of the session; unknown_session - it is closing; shutting_down. Otherwise finished is called once, later. */
+/* Takes over `encoded` (of kvp_step_alloc; complete, its queue and owner set). session NULL: the daemon's own. pools:
+ * the pools its ops use, each once, for their in-flight counts. Refused at once (encoded is freed, no callback): busy
+ * - limits of the session; unknown_session - it is closing; shutting_down. Otherwise finished is called once, later.
+ */
 enum kvp_status kvp_step_submit(struct kvp_device *device, struct kvp_session *session, struct kvp_wire_step *encoded,
                                 struct kvp_pool *const *pools, uint32_t pool_count,
                                 const struct kvp_step_events *events, void *context, uint64_t tag,
@@ -75,8 +76,8 @@ void kvp_step_abandon(struct kvp_device *device, void *context);
 /* Drops the steps of a closing session that have not been posted; they end with cancelled. The caller settles it. */
 void kvp_step_drop_session(struct kvp_daemon *daemon, struct kvp_session *session);
 
-/* From the device's link events. A burst of completions, and device_lost too, ends with kvp_step_post_waiting (the link's
- * `progress`): it posts what waits and tells the daemon what has retired. */
+/* From the device's link events. A burst of completions, and device_lost too, ends with kvp_step_post_waiting (the
+ * link's `progress`): it posts what waits and tells the daemon what has retired. */
 void kvp_step_completion(struct kvp_device *device, const struct kvp_ring_record *record, const uint8_t *payload);
 void kvp_step_device_lost(struct kvp_device *device);
 void kvp_step_post_waiting(struct kvp_device *device);

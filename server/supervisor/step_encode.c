@@ -8,7 +8,8 @@
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/step_writer.h"
 
-/* ---- arrays ----------------------------------------------------------------------------------------------------- */
+/* ---- arrays -----------------------------------------------------------------------------------------------------
+ */
 
 static enum kvp_status array_check(const Kvpool__V1__Array *array, uint32_t index, uint64_t *inline_bytes,
                                    struct kvp_error *error) {
@@ -46,7 +47,8 @@ static void array_write(struct kvp_step_writer *writer, const Kvpool__V1__Array 
   }
 }
 
-/* ---- ops -------------------------------------------------------------------------------------------------------- */
+/* ---- ops --------------------------------------------------------------------------------------------------------
+ */
 
 static const char *op_name(const Kvpool__V1__Op *op) {
   return op->op_case == KVPOOL__V1__OP__OP_STORE ? "store" : "load";
@@ -115,7 +117,8 @@ static void op_write(struct kvp_wire_op *out, const Kvpool__V1__Op *op) {
   }
 }
 
-/* ---- placement -------------------------------------------------------------------------------------------------- */
+/* ---- placement --------------------------------------------------------------------------------------------------
+ */
 
 struct kvp_device *kvp_step_place(struct kvp_daemon *daemon, struct kvp_pool *pool, const char *placement,
                                   struct kvp_error *error) {
@@ -131,7 +134,8 @@ struct kvp_device *kvp_step_place(struct kvp_daemon *daemon, struct kvp_pool *po
   return device;
 }
 
-/* The pool of one op: remembered in out->pools when it is new. Ops of a step nearly always follow their predecessor's. */
+/* The pool of one op: remembered in out->pools when it is new. Ops of a step nearly always follow their
+ * predecessor's. */
 static enum kvp_status op_place(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request, int32_t index,
                                 struct kvp_encoded_step *out, struct kvp_error *error) {
   uint64_t pool_id = op_region(request->ops[index])->pool_id;
@@ -180,7 +184,8 @@ static enum kvp_status step_place(struct kvp_daemon *daemon, const Kvpool__V1__S
   return KVP_OK;
 }
 
-/* ---- step ------------------------------------------------------------------------------------------------------- */
+/* ---- step -------------------------------------------------------------------------------------------------------
+ */
 
 static enum kvp_status step_check(const Kvpool__V1__StepRequest *request, uint64_t *inline_bytes,
                                   struct kvp_error *error) {
@@ -212,7 +217,8 @@ enum kvp_status kvp_step_encode(struct kvp_daemon *daemon, const Kvpool__V1__Ste
     status = step_place(daemon, request, out, error);
   }
   if (status == KVP_OK) {
-    status = kvp_step_writer_init(&writer, (uint32_t)request->n_ops, (uint32_t)request->n_arrays, inline_bytes, error);
+    status =
+        kvp_step_writer_init(&writer, (uint32_t)request->n_ops, (uint32_t)request->n_arrays, inline_bytes, error);
   }
   if (status != KVP_OK) {
     return status;

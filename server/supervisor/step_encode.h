@@ -16,8 +16,8 @@ struct kvp_device;
 struct kvp_pool;
 
 struct kvp_encoded_step {
-  struct kvp_wire_step *wire; /* of kvp_step_alloc; queue and owner are 0 */
-  struct kvp_device *device;  /* where it runs */
+  struct kvp_wire_step *wire;            /* of kvp_step_alloc; queue and owner are 0 */
+  struct kvp_device *device;             /* where it runs */
   struct kvp_pool *pools[kvp_pools_max]; /* those its ops use, each once */
   uint32_t pool_count;
 };
@@ -26,8 +26,8 @@ struct kvp_encoded_step {
 enum kvp_status kvp_step_encode(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request,
                                 struct kvp_encoded_step *out, struct kvp_error *error);
 
-/* The device that `placement` names (the pool's first when it is empty). NULL and wrong_device: unknown, or the pool is
- * not placed there. */
+/* The device that `placement` names (the pool's first when it is empty). NULL and wrong_device: unknown, or the pool
+ * is not placed there. */
 struct kvp_device *kvp_step_place(struct kvp_daemon *daemon, struct kvp_pool *pool, const char *placement,
                                   struct kvp_error *error);
 

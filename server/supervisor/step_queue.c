@@ -1,5 +1,5 @@
-/* Queues of one device. A number is its place in the table and how often that place was used, so that an executor never
- * sees one twice. */
+/* Queues of one device. A number is its place in the table and how often that place was used, so that an executor
+ * never sees one twice. */
 #include "server/supervisor/step_queue.h"
 
 #include <assert.h>
@@ -86,7 +86,9 @@ void kvp_step_queue_close(struct kvp_device *device, uint32_t queue) {
   }
 }
 
-void kvp_step_queue_hold(struct kvp_device *device, uint32_t queue) { queue_get(device, queue)->steps++; }
+void kvp_step_queue_hold(struct kvp_device *device, uint32_t queue) {
+  queue_get(device, queue)->steps++;
+}
 
 void kvp_step_queue_drop(struct kvp_device *device, uint32_t queue) {
   struct step_queue *place = queue_get(device, queue);

@@ -1,5 +1,5 @@
-/* Writes an encoded step: tables first, inline data behind them. Sizes are counted before, so that nothing can run over.
- * Any thread; the writer is the caller's. */
+/* Writes an encoded step: tables first, inline data behind them. Sizes are counted before, so that nothing can run
+ * over. Any thread; the writer is the caller's. */
 #ifndef KVPOOL_SUPERVISOR_STEP_WRITER_H
 #define KVPOOL_SUPERVISOR_STEP_WRITER_H
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvpool.pb-c.h"
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/daemon.h"
 
@@ -118,28 +117,4 @@ void kvp_torn_list_destroy(struct kvp_torn_list *list) {
 const struct kvp_torn_blocks *kvp_torn_list_pools(const struct kvp_torn_list *list, uint32_t *count) {
   *count = list->count;
   return list->pools;
-}
-
-void kvp_torn_blocks_tell(struct kvp_session *session, const char *device, const struct kvp_torn_blocks *torn,
-                          uint32_t torn_count) {
-  if (session->stream == NULL || torn_count == 0) {
-    return;
-  }
-  Kvpool__V1__TornBlocks pools[kvp_pools_max];
-  Kvpool__V1__TornBlocks *pointers[kvp_pools_max];
-  for (uint32_t i = 0; i < torn_count; i++) {
-    kvpool__v1__torn_blocks__init(&pools[i]);
-    pools[i].pool_id = torn[i].pool_id;
-    pools[i].blocks.data = (uint8_t *)torn[i].blocks; /* packing only reads it */
-    pools[i].blocks.len = torn[i].count * sizeof *torn[i].blocks;
-    pointers[i] = &pools[i];
-  }
-  Kvpool__V1__DeviceLost lost = KVPOOL__V1__DEVICE_LOST__INIT;
-  lost.device = (char *)device;
-  lost.torn = pointers;
-  lost.n_torn = torn_count;
-  Kvpool__V1__SessionEvent event = KVPOOL__V1__SESSION_EVENT__INIT;
-  event.event_case = KVPOOL__V1__SESSION_EVENT__EVENT_DEVICE_LOST;
-  event.device_lost = &lost;
-  (void)kvp_rpc_call_send(session->stream, &event.base);
 }

@@ -6,15 +6,12 @@
 
 struct kvp_torn_list;
 
-/* Of the stores of an encoded step: blocks that their slots name and the step's owner has; for slots in a buffer, which
- * nobody can read any more, every block of that pool that the owner has. The owner of an operator's step has all. */
+/* Of the stores of an encoded step: blocks that their slots name and the step's owner has; for slots in a buffer,
+ * which nobody can read any more, every block of that pool that the owner has. The owner of an operator's step has
+ * all. */
 struct kvp_torn_list *kvp_torn_list_new(struct kvp_daemon *daemon, const struct kvp_wire_step *step);
 void kvp_torn_list_destroy(struct kvp_torn_list *list);
 /* One entry a pool; pools without a torn block have none. */
 const struct kvp_torn_blocks *kvp_torn_list_pools(const struct kvp_torn_list *list, uint32_t *count);
-
-/* Tells the session on its own stream, for steps whose caller is gone or whose answer has no room for a list. */
-void kvp_torn_blocks_tell(struct kvp_session *session, const char *device, const struct kvp_torn_blocks *torn,
-                          uint32_t torn_count);
 
 #endif

@@ -46,14 +46,14 @@ class Scene:
     def region(self, index=KV, layer=0):
         return pb.RegionRef(pool_id=self.pool_id, region=index, layer=layer)
 
-    def source(self, rows=4, **changes):
-        return self.view(0, rows, V41.row_bytes, **changes)
+    def source(self, **changes):
+        return self.view(0, 4, V41.row_bytes, **changes)
 
-    def out(self, rows=64, **changes):
-        return self.view(1 << 16, rows, V41.row_bytes, **changes)
+    def out(self, **changes):
+        return self.view(1 << 16, 64, V41.row_bytes, **changes)
 
-    def view(self, offset, rows, row_bytes, **changes):
-        view = self.buffer.view(offset, rows, row_bytes)
+    def view(self, offset, count, width, **changes):
+        view = self.buffer.view(offset, count, width)
         for field, value in changes.items():
             setattr(view, field, value)
         return view
@@ -65,7 +65,7 @@ class Scene:
         return self.view(1 << 17, 64, 4, **{"row_stride_bytes": 16, **changes})
 
     def good_op(self, step):
-        return step.store(self.region(), self.source(2), [0, 1])
+        return step.store(self.region(), self.source(), [0, 1])
 
     def contents(self):
         return [memory.snapshot() for memory in self.memories]

@@ -1,0 +1,26 @@
+/* The control thread: the supervisor's messages about memories, pools and buffers.
+ *
+ * Making and mapping memory takes long, so that it happens here; finished pools and buffers are handed to the serving
+ * thread. The table of memories is this thread's own.
+ */
+#ifndef KVPOOL_EXECUTOR_CONTROL_H
+#define KVPOOL_EXECUTOR_CONTROL_H
+
+#include "server/executor/device.h"
+#include "server/executor/server.h"
+
+struct kvp_control;
+
+/* Starts the thread. The socket is read by it alone, but stays the caller's. NULL with *error. When the socket is
+ * closed or nonsense arrives, the thread stops the server and ends. */
+struct kvp_control *kvp_control_start(int socket, struct kvp_device *device, struct kvp_server *server,
+                                      struct kvp_error *error);
+
+/* The server has stopped. Ends the thread, then frees the server's objects and all memories. True: the supervisor had
+ * closed the socket; false: it had sent nonsense. */
+bool kvp_control_destroy(struct kvp_control *control);
+
+/* Sends the outcome of a request; those numbered 0 want none. */
+void kvp_control_result_send(int socket, uint32_t request, const struct kvp_error *error);
+
+#endif

@@ -1,0 +1,53 @@
+/* From accepted steps to finished ones: queues of steps onto streams of the device. Serving thread.
+ *
+ * A stream is a device queue with its timeline. A step queue borrows a stream while it has steps launched, so that
+ * thousands of queues share a few dozen streams; when those run out, queues get one in the order of their line.
+ */
+#ifndef KVPOOL_EXECUTOR_DISPATCH_H
+#define KVPOOL_EXECUTOR_DISPATCH_H
+
+#include "server/executor/queue.h"
+#include "server/executor/timeline.h"
+
+enum { kvp_streams_max = 64 };
+
+struct kvp_stream {
+  struct kvp_device_queue *device_queue;
+  struct kvp_timeline *timeline;
+  uint64_t launched_value; /* of the last signal launched */
+  struct kvp_queue *user;
+  struct kvp_step_list launched; /* in order; the device's until their signal is seen */
+  struct kvp_stream *next_free;
+};
+
+struct kvp_dispatch {
+  struct kvp_device *device;
+  struct kvp_queues queues;
+  struct kvp_timeline *timelines; /* [kvp_streams_max] */
+  struct kvp_stream streams[kvp_streams_max];
+  struct kvp_stream *free_streams;
+  struct kvp_stream *busy_streams[kvp_streams_max];
+  uint32_t busy_count;
+};
+
+enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_device *device, struct kvp_error *error);
+/* The device was stopped. Steps left on streams and queues are given to drop. */
+void kvp_dispatch_deinit(struct kvp_dispatch *dispatch, void (*drop)(void *context, struct kvp_step *step),
+                         void *context);
+
+/* Opens the step's queue if need be. */
+enum kvp_status kvp_dispatch_open(struct kvp_dispatch *dispatch, uint32_t queue_id, struct kvp_queue **out,
+                                  struct kvp_error *error);
+void kvp_dispatch_submit(struct kvp_dispatch *dispatch, struct kvp_queue *queue, struct kvp_step *step);
+void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id);
+
+/* Moves finished steps to *finished, then launches what may be launched. True when anything happened. */
+bool kvp_dispatch_poll(struct kvp_dispatch *dispatch, struct kvp_step_list *finished);
+/* Steps are launched whose end will be seen by a later poll. */
+static inline bool kvp_dispatch_is_busy(const struct kvp_dispatch *dispatch) {
+  return dispatch->busy_count > 0;
+}
+/* One of them has ended. */
+bool kvp_dispatch_has_finished(const struct kvp_dispatch *dispatch);
+
+#endif

@@ -1,0 +1,30 @@
+/* The door every step comes through: its bytes, a private copy, become checked ops, or an error that names op, array,
+ * position and value. Nothing of a step runs before all of it was checked.
+ *
+ * A pure function of the bytes, the tables and the owner tables. Serving thread.
+ */
+#ifndef KVPOOL_EXECUTOR_INTAKE_H
+#define KVPOOL_EXECUTOR_INTAKE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/executor/objects.h"
+#include "server/executor/slot_set.h"
+#include "server/executor/step.h"
+
+struct kvp_intake {
+  const struct kvp_objects *objects;
+  bool allows_daemon_ops;        /* the ring is the supervisor's: ops from KVP_OP_BUFFER_WRITE on may come */
+  uint64_t completion_bytes_max; /* reports and results of one step */
+  struct kvp_slot_set slots;     /* scratch */
+};
+
+/* Zeroed but for the first three fields: ready to use. */
+void kvp_intake_deinit(struct kvp_intake *intake);
+
+/* step: ->wire and ->wire_bytes are set. On success ->queue, ->ops and ->results are set, and the objects it names
+ * are not held yet. On any failure *error says all. */
+enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *step, struct kvp_error *error);
+
+#endif

@@ -1,0 +1,240 @@
+/* Checks of a load: segments [m,4], output rows, output scales of index formats. */
+#include <string.h>
+
+#include "server/executor/intake_op.h"
+
+enum {
+  segment_ints = 4,
+  piece_rows_min = 256,       /* longer segments are cut, so that one of them spreads over threads */
+  pieces_of_a_load = 1 << 14, /* about as many cuts at most */
+};
+_Static_assert(sizeof(struct kvp_segment) == segment_ints * sizeof(int32_t), "segments lie in arrays as they are");
+
+static enum kvp_status segment_refuse(struct kvp_intake_op *op, uint64_t i, uint32_t field, const char *field_name,
+                                      int64_t value, const char *relation, uint64_t bound, const char *bound_name) {
+  return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints + field, value,
+                           "segments[%llu].%s = %lld %s %s%s%llu", (unsigned long long)i, field_name,
+                           (long long)value, relation, bound_name, bound_name[0] == '\0' ? "" : " ",
+                           (unsigned long long)bound);
+}
+
+static enum kvp_status segment_check(struct kvp_intake_op *op, uint64_t i, const struct kvp_segment *segment,
+                                     const struct kvp_geometry *geometry, uint64_t total_k) {
+  if (segment->src_block < -1) {
+    return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints, segment->src_block,
+                             "segments[%llu].src_block = %d < -1", (unsigned long long)i, segment->src_block);
+  }
+  if (segment->src_block >= (int64_t)geometry->num_blocks) {
+    return segment_refuse(op, i, 0, "src_block", segment->src_block, ">=", geometry->num_blocks, "num_blocks");
+  }
+  if (segment->src_begin < 0) {
+    return segment_refuse(op, i, 1, "src_begin", segment->src_begin, "<", 0, "");
+  }
+  if (segment->src_end < segment->src_begin) {
+    return segment_refuse(op, i, 2, "src_end", segment->src_end, "<", (uint64_t)segment->src_begin, "src_begin");
+  }
+  if (segment->src_end > (int64_t)geometry->tokens_per_block) {
+    return segment_refuse(op, i, 2, "src_end", segment->src_end, ">", geometry->tokens_per_block, "tokens_per_block");
+  }
+  if (segment->dst_offset < 0) {
+    return segment_refuse(op, i, 3, "dst_offset", segment->dst_offset, "<", 0, "");
+  }
+  const uint64_t dst_end = (uint64_t)segment->dst_offset + (uint64_t)(segment->src_end - segment->src_begin);
+  if (dst_end > total_k) {
+    return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints + 3, segment->dst_offset,
+                             "segments[%llu].dst_offset = %d: rows up to %llu > total_k %llu", (unsigned long long)i,
+                             segment->dst_offset, (unsigned long long)dst_end, (unsigned long long)total_k);
+  }
+  if (segment->src_block == -1) {
+    return KVP_OK;
+  }
+  return kvp_intake_block_check(op, "segments", i * segment_ints, segment->src_block, (uint32_t)segment->src_block,
+                                false);
+}
+
+/* Sorts keys by their upper 32 bits (below 2^31), 11 bits a pass. */
+static void keys_sort(uint64_t *keys, uint64_t *scratch, uint64_t count) {
+  enum { bits = 11, buckets = 1 << bits };
+  for (int shift = 32; shift < 63; shift += bits) {
+    uint64_t begins[buckets + 1] = {0};
+    for (uint64_t i = 0; i < count; i++) {
+      begins[(keys[i] >> shift & (buckets - 1)) + 1]++;
+    }
+    for (uint32_t b = 0; b < buckets; b++) {
+      begins[b + 1] += begins[b];
+    }
+    for (uint64_t i = 0; i < count; i++) {
+      scratch[begins[keys[i] >> shift & (buckets - 1)]++] = keys[i];
+    }
+    uint64_t *sorted = scratch;
+    scratch = keys;
+    keys = sorted;
+  }
+}
+
+static int64_t segment_rows(const struct kvp_segment *segment) {
+  return (int64_t)segment->src_end - segment->src_begin;
+}
+
+/* Destinations that came out of order: sorted, then compared with their neighbours. */
+static enum kvp_status destinations_check_sorted(struct kvp_intake_op *op, const struct kvp_segment *segments,
+                                                 uint64_t count) {
+  uint64_t *keys = kvp_arena_alloc(&op->step->arena, 2 * count * sizeof *keys);
+  if (keys == NULL) {
+    return kvp_intake_no_memory(op);
+  }
+  uint64_t used = 0;
+  for (uint64_t i = 0; i < count; i++) {
+    if (segment_rows(&segments[i]) > 0) {
+      keys[used++] = (uint64_t)segments[i].dst_offset << 32 | i;
+    }
+  }
+  uint64_t *sorted = keys + used; /* three passes end in the other half */
+  keys_sort(keys, sorted, used);
+  for (uint64_t k = 1; k < used; k++) {
+    const uint64_t before = sorted[k - 1] & UINT32_MAX;
+    const uint64_t i = sorted[k] & UINT32_MAX;
+    if (segments[before].dst_offset + segment_rows(&segments[before]) > segments[i].dst_offset) {
+      const uint64_t later = i > before ? i : before;
+      return KVP_INTAKE_REFUSE(
+          op, KVP_INVALID_ARGUMENT, "segments", later * segment_ints + 3, segments[later].dst_offset,
+          "segments[%llu].dst_offset = %d: its rows overlap those of segments[%llu]", (unsigned long long)later,
+          segments[later].dst_offset, (unsigned long long)(i > before ? before : i));
+    }
+  }
+  return KVP_OK;
+}
+
+/* Everything about the segments; *rows is their sum, *longest the longest. */
+static enum kvp_status segments_check(struct kvp_intake_op *op, const struct kvp_segment *segments, uint64_t count,
+                                      const struct kvp_geometry *geometry, uint64_t total_k, uint64_t *rows,
+                                      uint64_t *longest) {
+  bool in_order = true;
+  int64_t dst_end = 0;
+  *rows = *longest = 0;
+  for (uint64_t i = 0; i < count; i++) {
+    enum kvp_status status = segment_check(op, i, &segments[i], geometry, total_k);
+    if (status != KVP_OK) {
+      return status;
+    }
+    const int64_t length = segment_rows(&segments[i]);
+    if (length > 0) {
+      in_order = in_order && segments[i].dst_offset >= dst_end;
+      dst_end = segments[i].dst_offset + length;
+      *rows += (uint64_t)length;
+      *longest = (uint64_t)length > *longest ? (uint64_t)length : *longest;
+    }
+  }
+  return in_order ? KVP_OK : destinations_check_sorted(op, segments, count);
+}
+
+/* The same rows in segments no longer than piece_rows. */
+static enum kvp_status segments_cut(struct kvp_intake_op *op, const struct kvp_segment *segments, uint64_t count,
+                                    uint64_t rows, struct kvp_intake_memo *memo) {
+  const int64_t piece_rows =
+      rows / pieces_of_a_load > piece_rows_min ? (int64_t)(rows / pieces_of_a_load) : piece_rows_min;
+  uint64_t piece_count = 0;
+  for (uint64_t i = 0; i < count; i++) {
+    piece_count += (uint64_t)((segment_rows(&segments[i]) + piece_rows - 1) / piece_rows);
+  }
+  struct kvp_segment *pieces = kvp_arena_alloc(&op->step->arena, piece_count * sizeof *pieces);
+  if (pieces == NULL) {
+    return kvp_intake_no_memory(op);
+  }
+  uint64_t filled = 0;
+  for (uint64_t i = 0; i < count; i++) {
+    struct kvp_segment rest = segments[i];
+    while (segment_rows(&rest) > 0) {
+      const int32_t length = (int32_t)(segment_rows(&rest) < piece_rows ? segment_rows(&rest) : piece_rows);
+      pieces[filled++] =
+          (struct kvp_segment){rest.src_block, rest.src_begin, rest.src_begin + length, rest.dst_offset};
+      rest.src_begin += length;
+      rest.dst_offset += length;
+    }
+  }
+  memo->segments = pieces;
+  memo->segment_count = filled;
+  return KVP_OK;
+}
+
+static enum kvp_status segments_array_check(struct kvp_intake_op *op, const struct kvp_intake_array *array,
+                                            const struct kvp_layer *layer, uint64_t total_k,
+                                            struct kvp_load_params *out) {
+  const struct kvp_segment *segments = array->data;
+  const uint64_t count = array->bytes / sizeof *segments;
+  out->segments = segments;
+  out->segment_count = count;
+  if (!array->is_inline) {
+    return KVP_OK;
+  }
+  struct kvp_intake_memo *memo = kvp_intake_memo_find(op, array->index, layer, total_k);
+  if (memo == NULL) {
+    uint64_t rows = 0;
+    uint64_t longest = 0;
+    enum kvp_status status = segments_check(op, segments, count, layer->geometry, total_k, &rows, &longest);
+    if (status != KVP_OK) {
+      return status;
+    }
+    memo = kvp_intake_memo_add(op, array->index, layer, total_k);
+    if (memo == NULL) {
+      return KVP_OUT_OF_MEMORY;
+    }
+    memo->segments = segments;
+    memo->segment_count = count;
+    if (longest > piece_rows_min && (status = segments_cut(op, segments, count, rows, memo)) != KVP_OK) {
+      return status;
+    }
+  }
+  out->segments = memo->segments;
+  out->segment_count = memo->segment_count;
+  return KVP_OK;
+}
+
+static enum kvp_status out_scales_check(struct kvp_intake_op *op, const struct kvp_layer *layer,
+                                        struct kvp_intake_view *out) {
+  const uint32_t scale_bytes = layer->geometry->sizes.loaded_scale_bytes;
+  if (scale_bytes == 0) {
+    return kvp_intake_view_absent(op, "out_scales", &op->wire->second);
+  }
+  return kvp_intake_view_check(op, "out_scales", &op->wire->second, scale_bytes, KVP_INTAKE_SCALE_ALIGNMENT, out);
+}
+
+static enum kvp_status rows_enough(struct kvp_intake_op *op, uint64_t total_k, const struct kvp_intake_view *view) {
+  if (view->base != NULL && total_k > view->rows) {
+    return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "total_k", -1, total_k, "total_k = %llu, but %s has %llu rows",
+                             (unsigned long long)total_k, view->name, (unsigned long long)view->rows);
+  }
+  return KVP_OK;
+}
+
+enum kvp_status kvp_intake_load(struct kvp_intake_op *op) {
+  struct kvp_layer layer;
+  struct kvp_intake_view rows = {0};
+  struct kvp_intake_view scales = {0};
+  struct kvp_intake_array segments = {0};
+  struct kvp_load_params *load = &op->out->device.params.load;
+  const uint64_t total_k = op->wire->total_k;
+  enum kvp_status status = kvp_intake_layer(op, &layer);
+  if (status != KVP_OK) {
+    return status;
+  }
+  if ((status = kvp_intake_view_check(op, "out", &op->wire->source, layer.geometry->sizes.loaded_row_bytes,
+                                      KVP_INTAKE_ROW_ALIGNMENT, &rows)) != KVP_OK ||
+      (status = out_scales_check(op, &layer, &scales)) != KVP_OK ||
+      (status = kvp_intake_array_check(op, "segments", sizeof(struct kvp_segment), &segments)) != KVP_OK ||
+      (status = kvp_intake_views_apart(op, &scales, &rows)) != KVP_OK ||
+      (status = kvp_intake_array_apart(op, &rows, &segments)) != KVP_OK ||
+      (status = kvp_intake_array_apart(op, &scales, &segments)) != KVP_OK ||
+      (status = rows_enough(op, total_k, &rows)) != KVP_OK ||
+      (status = rows_enough(op, total_k, &scales)) != KVP_OK ||
+      (status = segments_array_check(op, &segments, &layer, total_k, load)) != KVP_OK) {
+    return status;
+  }
+  op->out->device.kind = KVP_DEVICE_LOAD;
+  load->layer = layer;
+  load->total_k = total_k;
+  load->out = (struct kvp_rows){rows.base, rows.stride_bytes};
+  load->scales = (struct kvp_rows){scales.base, scales.stride_bytes};
+  load->check = kvp_intake_owner_check(op, &segments);
+  return KVP_OK;
+}

@@ -1,0 +1,52 @@
+/* The table behind a slot set. */
+#include "server/executor/slot_set.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  capacity_min = 1 << 12,
+  kept_capacity_max = 1 << 18, /* 4 MiB; a larger table is for one large step only */
+};
+
+void kvp_slot_set_deinit(struct kvp_slot_set *set) {
+  free(set->groups);
+  *set = (struct kvp_slot_set){0};
+}
+
+bool kvp_slot_set_begin(struct kvp_slot_set *set, uint64_t slot_count) {
+  uint64_t needed = capacity_min;
+  while (needed < slot_count * 2) {
+    needed *= 2;
+  }
+  set->current = NULL;
+  if (set->capacity < needed || (set->capacity > kept_capacity_max && needed <= kept_capacity_max)) {
+    kvp_slot_set_deinit(set);
+    set->groups = calloc(needed, sizeof *set->groups);
+    if (set->groups == NULL) {
+      return false;
+    }
+    set->capacity = needed;
+  }
+  if (++set->generation == 0) { /* old entries would seem to be of this generation some day */
+    memset(set->groups, 0, set->capacity * sizeof *set->groups);
+    set->generation = 1;
+  }
+  return true;
+}
+
+struct kvp_slot_group *kvp_slot_set_group(struct kvp_slot_set *set, uint32_t group) {
+  uint64_t hash = group * UINT64_C(0x9E3779B97F4A7C15);
+  uint64_t i = hash >> 32;
+  for (;; i++) {
+    struct kvp_slot_group *entry = &set->groups[i & (set->capacity - 1)];
+    if (entry->generation != set->generation) {
+      *entry = (struct kvp_slot_group){.generation = set->generation, .group = group};
+      return entry;
+    }
+    if (entry->group == group) {
+      return entry;
+    }
+  }
+}

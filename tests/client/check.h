@@ -1,0 +1,29 @@
+/* Asserts on the calls of kvpool.h. Included after cmocka.h. */
+#ifndef KVPOOL_TESTS_CLIENT_CHECK_H
+#define KVPOOL_TESTS_CLIENT_CHECK_H
+
+#include <string.h>
+
+#include "kvpool/kvpool.h"
+
+/* The call succeeds; the error's text is told when it doesn't. `error` is the name of the kvpool_error it fills. */
+#define assert_ok(call)                                                                                               \
+  do {                                                                                                                \
+    kvpool_status status_ = (call);                                                                                   \
+    if (status_ != KVPOOL_OK) {                                                                                       \
+      fail_msg("%s: %s: %s", #call, kvpool_status_name(status_), error.text);                                         \
+    }                                                                                                                 \
+  } while (0)
+
+/* The call fails with this status, says so in the error too, and its text has this part. */
+#define assert_fails(call, expected, text_part)                                                                       \
+  do {                                                                                                                \
+    memset(&error, 0, sizeof error);                                                                                  \
+    kvpool_status status_ = (call);                                                                                   \
+    if (status_ != (expected) || error.status != (expected) || strstr(error.text, (text_part)) == NULL) {             \
+      fail_msg("%s: %s, not %s with \"%s\": %s", #call, kvpool_status_name(status_), kvpool_status_name(expected),    \
+               (text_part), error.text);                                                                              \
+    }                                                                                                                 \
+  } while (0)
+
+#endif

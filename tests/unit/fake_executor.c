@@ -1,0 +1,205 @@
+/* An executor that keeps no memory and runs nothing: it answers as its device's name says, so that tests of the
+ * supervisor's side can see every kind of end. Run as `fake_executor --device NAME --control-fd N`.
+ *
+ *   good    answers everything; a step is done at once, its payload is its own bytes
+ *   mute    is ready and answers nothing
+ *   exits   exits with status 7 before it is ready
+ *   done    answers one step with done, then kills itself
+ *   corrupt answers a step with a record that is none
+ *   garbage answers a request with bytes that are no message
+ *   fds     tells in its description which descriptors it was born with
+ */
+#include <dirent.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/control_wire.h"
+#include "proto/fd_socket.h"
+#include "proto/ring.h"
+#include "proto/step_wire.h"
+
+enum { control = 3, chunk_bytes = 4096 };
+
+static const char *mode;
+static struct kvp_fd_message message;
+static struct kvp_ring ring;
+static int wake_supervisor = -1;
+static uint32_t imported; /* chunks of the import under way */
+
+static bool mode_is(const char *name) { return strcmp(mode, name) == 0; }
+
+static void fail(const char *what) {
+  (void)fprintf(stderr, "fake_executor: %s\n", what);
+  exit(9);
+}
+
+static void reply(uint32_t kind, uint32_t request, const void *body, uint32_t body_bytes, const int *fds,
+                  uint32_t fd_count) {
+  if (kvp_fd_socket_send(control, kind, request, body, body_bytes, fds, fd_count) != KVP_OK) {
+    exit(0);
+  }
+}
+
+static void reply_result(uint32_t request, enum kvp_status status, const char *text) {
+  struct kvp_error error;
+  (void)kvp_error_set(&error, status, "%s", text);
+  if (request != 0) {
+    reply(KVP_CONTROL_RESULT, request, &error, sizeof error, NULL, 0);
+  }
+}
+
+static void describe_fds(char *out, size_t out_bytes) {
+  DIR *directory = opendir("/proc/self/fd");
+  const struct dirent *entry = NULL;
+  out[0] = '\0';
+  while (directory != NULL && (entry = readdir(directory)) != NULL) {
+    int fd = atoi(entry->d_name); /* NOLINT(cert-err34-c): "." and ".." are 0, like /dev/null */
+    if (fd > 0 && fd != dirfd(directory)) {
+      size_t used = strlen(out);
+      (void)snprintf(out + used, out_bytes - used, "%d ", fd);
+    }
+  }
+  if (directory != NULL) {
+    (void)closedir(directory);
+  }
+}
+
+static void hello(const char *description) {
+  if (kvp_fd_socket_receive(control, &message) != KVP_OK || message.kind != KVP_CONTROL_HELLO ||
+      message.fd_count != 3 || message.body_bytes != sizeof(struct kvp_control_hello)) {
+    fail("no hello");
+  }
+  struct kvp_control_hello body;
+  memcpy(&body, message.body, sizeof body);
+  if (strcmp(body.device, mode) != 0 || strcmp(body.socket_path, "/socket") != 0 ||
+      strcmp(body.lock_path, "/lock") != 0 || body.thread_count != 3) {
+    fail("a wrong hello");
+  }
+  if (kvp_ring_init(&ring, message.fds[0], KVP_RING_EXECUTOR, NULL) != KVP_OK) {
+    fail("a bad ring");
+  }
+  wake_supervisor = message.fds[2];
+  struct kvp_control_ready ready = {.version = KVP_CONTROL_VERSION, .pid = (uint32_t)getpid(), .memory_bytes = 1234};
+  (void)snprintf(ready.description, sizeof ready.description, "%s", description);
+  reply(KVP_CONTROL_READY, 0, &ready, sizeof ready, NULL, 0);
+}
+
+/* One chunk a page, as many messages as that takes. */
+static void memory_create(const struct kvp_control_memory *memory, uint32_t request) {
+  struct kvp_control_chunks chunks = {.memory_id = memory->memory_id,
+                                      .memory_bytes = memory->bytes,
+                                      .chunk_count = (uint32_t)(memory->bytes / chunk_bytes)};
+  while (chunks.first_chunk < chunks.chunk_count) {
+    int fds[kvp_control_fds_max];
+    uint32_t count = 0;
+    while (count < kvp_control_fds_max && chunks.first_chunk + count < chunks.chunk_count) {
+      fds[count] = kvp_memory_fd_create(memory->name, chunk_bytes, NULL);
+      chunks.chunk_bytes[count] = chunk_bytes;
+      count++;
+    }
+    reply(KVP_CONTROL_MEMORY_CHUNKS, request, &chunks, sizeof chunks, fds, count);
+    for (uint32_t i = 0; i < count; i++) {
+      (void)close(fds[i]);
+    }
+    chunks.first_chunk += count;
+  }
+  reply_result(request, KVP_OK, "");
+}
+
+static void memory_import(const struct kvp_control_chunks *chunks, uint32_t request) {
+  imported = chunks->first_chunk == 0 ? 0 : imported;
+  for (uint32_t i = 0; i < message.fd_count; i++) {
+    if (chunks->first_chunk != imported ||
+        kvp_memory_fd_check(message.fds[i], chunks->chunk_bytes[i], NULL) != KVP_OK) {
+      reply_result(request, KVP_INTERNAL, "a bad chunk");
+    }
+  }
+  imported += message.fd_count;
+  if (imported == chunks->chunk_count) {
+    char text[32];
+    (void)snprintf(text, sizeof text, "%u chunks", imported);
+    reply_result(request, KVP_OK, text);
+  }
+}
+
+static void handle(void) {
+  if (mode_is("garbage") && message.request != 0) {
+    (void)send(control, "garbage", 7, 0);
+  } else if (mode_is("mute")) {
+    return;
+  } else if (message.kind == KVP_CONTROL_MEMORY_CREATE) {
+    struct kvp_control_memory memory;
+    memcpy(&memory, message.body, sizeof memory);
+    memory_create(&memory, message.request);
+  } else if (message.kind == KVP_CONTROL_MEMORY_IMPORT) {
+    struct kvp_control_chunks chunks;
+    memcpy(&chunks, message.body, sizeof chunks);
+    memory_import(&chunks, message.request);
+  } else {
+    reply_result(message.request, KVP_OK, "");
+  }
+}
+
+static void complete(uint32_t kind, uint64_t tag, const void *payload, uint32_t bytes) {
+  void *place = kvp_lane_reserve(&ring.completions, bytes);
+  if (place == NULL) {
+    fail("no room for a completion");
+  }
+  memcpy(place, payload, bytes);
+  if (kvp_lane_publish(&ring.completions, kind, tag, bytes)) {
+    const uint64_t one = 1;
+    ssize_t written = write(wake_supervisor, &one, sizeof one);
+    (void)written;
+  }
+}
+
+static void serve_commands(void) {
+  struct kvp_ring_record record;
+  static uint8_t payload[kvp_step_bytes_max];
+  while (!mode_is("mute") && kvp_lane_peek(&ring.commands, &record) == KVP_LANE_RECORD) {
+    kvp_lane_copy_payload(&ring.commands, &record, payload);
+    kvp_lane_advance(&ring.commands, &record);
+    if (mode_is("corrupt")) {
+      complete(KVP_COMPLETION_DONE, record.tag, payload, record.payload_bytes);
+      ring.completions.records[0].sequence = 77;
+      continue;
+    }
+    complete(KVP_COMPLETION_DONE, record.tag, payload, record.payload_bytes);
+    if (mode_is("done")) {
+      (void)kill(getpid(), SIGKILL);
+    }
+  }
+}
+
+int main(int argc, char **argv) {
+  char description[kvp_note_bytes_max];
+  if (argc != 5 || strcmp(argv[1], "--device") != 0 || strcmp(argv[3], "--control-fd") != 0 ||
+      strcmp(argv[4], "3") != 0) {
+    fail("wrong arguments");
+  }
+  mode = argv[2];
+  describe_fds(description, sizeof description);
+  if (mode_is("exits")) {
+    return 7;
+  }
+  hello(description);
+  for (;;) {
+    serve_commands();
+    ssize_t there = recv(control, description, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (there < 0) {
+      (void)usleep(200); /* a fake needs no better way to wait for two things */
+      continue;
+    }
+    if (kvp_fd_socket_receive(control, &message) != KVP_OK) {
+      return 0;
+    }
+    handle();
+    kvp_fd_message_close_fds(&message);
+  }
+}

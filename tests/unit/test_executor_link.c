@@ -1,0 +1,429 @@
+/* The supervisor's side of an executor, against processes that behave as the test asks (fake_executor.c). */
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "proto/fd_socket.h"
+#include "proto/step_wire.h"
+#include "server/log.h"
+#include "server/supervisor/executor_link.h"
+#include "server/supervisor/memory.h"
+
+/* What was called back, in the order of its letters: R ready, L lost, S stopped, C completion, r result, m memory. */
+struct watch {
+  uv_loop_t loop;
+  struct kvp_executor_link *link;
+  char events[64];
+  size_t event_count;
+  bool inside; /* a call of the API is on */
+  bool serve_when_ready;
+  struct kvp_error result;
+  struct kvp_error memory_result;
+  char completion[64];
+  uint64_t completion_tag;
+  uint32_t progress_count;
+};
+
+static void watch_note(struct watch *watch, char event) {
+  assert_false(watch->inside);
+  assert_true(watch->event_count + 1 < sizeof watch->events);
+  watch->events[watch->event_count++] = event;
+}
+
+static uint32_t watch_count(const struct watch *watch, char event) {
+  uint32_t count = 0;
+  for (size_t i = 0; i < watch->event_count; i++) {
+    count += watch->events[i] == event;
+  }
+  return count;
+}
+
+static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
+  struct watch *watch = context;
+  watch_note(watch, 'R');
+  assert_ptr_equal(kvp_executor_link_info(link), ready);
+  assert_int_equal(ready->memory_bytes, 1234);
+  assert_int_equal(ready->pid, kvp_executor_link_pid(link));
+  assert_int_equal(kvp_executor_link_state(link), KVP_LINK_RESTORING);
+  if (watch->serve_when_ready) {
+    kvp_executor_link_serve(link);
+  }
+}
+
+static void on_lost(void *context, struct kvp_executor_link *link) {
+  watch_note(context, 'L');
+  assert_int_equal(kvp_executor_link_pid(link), 0);
+}
+
+static void on_completion(void *context, struct kvp_executor_link *link, const struct kvp_ring_record *record,
+                          const uint8_t *payload) {
+  (void)link;
+  struct watch *watch = context;
+  watch_note(watch, 'C');
+  watch->completion_tag = record->tag;
+  assert_true(record->payload_bytes < sizeof watch->completion);
+  memcpy(watch->completion, payload, record->payload_bytes);
+}
+
+static void on_progress(void *context, struct kvp_executor_link *link) {
+  (void)link;
+  ((struct watch *)context)->progress_count++;
+}
+
+static void on_stopped(void *context, struct kvp_executor_link *link) {
+  struct watch *watch = context;
+  watch_note(watch, 'S');
+  kvp_executor_link_destroy(link);
+}
+
+static void on_result(void *context, const struct kvp_error *error) {
+  struct watch *watch = context;
+  watch_note(watch, 'r');
+  watch->result = *error;
+}
+
+static void on_memory(void *context, const struct kvp_error *error) {
+  struct watch *watch = context;
+  watch_note(watch, 'm');
+  watch->memory_result = *error;
+}
+
+static const struct kvp_link_events events = {.ready = on_ready,
+                                              .lost = on_lost,
+                                              .completion = on_completion,
+                                              .progress = on_progress,
+                                              .stopped = on_stopped};
+
+static void watch_init(struct watch *watch, const char *device, const char *path) {
+  memset(watch, 0, sizeof *watch);
+  watch->serve_when_ready = true;
+  const struct kvp_link_options options = {
+      .device = device, .executor_path = path, .socket_path = "/socket", .lock_path = "/lock", .thread_count = 3};
+  assert_int_equal(uv_loop_init(&watch->loop), 0);
+  struct kvp_error error;
+  assert_int_equal(kvp_executor_link_new(&watch->loop, &options, &events, watch, &watch->link, &error), KVP_OK);
+}
+
+static void watch_start(struct watch *watch, const char *device) {
+  struct kvp_error error;
+  watch_init(watch, device, FAKE_EXECUTOR);
+  assert_int_equal(kvp_executor_link_start(watch->link, &error), KVP_OK);
+}
+
+/* Runs the loop until `event` has come `count` times in all. ctest's timeout bounds it. */
+static void watch_until(struct watch *watch, char event, uint32_t count) {
+  while (watch_count(watch, event) < count) {
+    (void)uv_run(&watch->loop, UV_RUN_ONCE);
+  }
+}
+
+static void watch_end(struct watch *watch) {
+  kvp_executor_link_stop(watch->link);
+  watch_until(watch, 'S', 1);
+  (void)uv_run(&watch->loop, UV_RUN_DEFAULT);
+  assert_int_equal(uv_loop_close(&watch->loop), 0);
+  assert_int_equal(watch_count(watch, 'R'), watch_count(watch, 'L'));
+}
+
+static int open_fd_count(void) {
+  DIR *directory = opendir("/proc/self/fd");
+  assert_non_null(directory);
+  int count = 0;
+  while (readdir(directory) != NULL) {
+    count++;
+  }
+  assert_int_equal(closedir(directory), 0);
+  return count;
+}
+
+static void request(struct watch *watch, enum kvp_control_kind kind) {
+  struct kvp_control_buffer body = {.buffer_id = 1};
+  watch->inside = true;
+  kvp_executor_link_request(watch->link, kind, &body, sizeof body, NULL, 0, NULL, on_result, watch);
+  watch->inside = false;
+}
+
+/* ---- requests --------------------------------------------------------------------------------------------------- */
+
+static void test_ready_request_stop(void **state) {
+  (void)state;
+  struct watch watch;
+  int before = open_fd_count();
+  watch_start(&watch, "good");
+  assert_int_equal(kvp_executor_link_state(watch.link), KVP_LINK_STARTING);
+  assert_null(kvp_executor_link_info(watch.link));
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH); /* nobody is ready yet */
+  watch_until(&watch, 'r', 1);
+  assert_int_equal(watch.result.status, KVP_DEVICE_LOST);
+  watch_until(&watch, 'R', 1);
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH);
+  watch_until(&watch, 'r', 2);
+  assert_int_equal(watch.result.status, KVP_OK);
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 0);
+  watch_end(&watch);
+  assert_string_equal(watch.events, "rRrLS");
+  assert_int_equal(open_fd_count(), before);
+}
+
+static void test_only_its_fds_are_inherited(void **state) {
+  (void)state;
+  struct watch watch;
+  int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  assert_true(other > 3);
+  watch_start(&watch, "fds");
+  watch_until(&watch, 'R', 1);
+  char sorted[8] = {0}; /* the order of a directory is its own */
+  const char *description = kvp_executor_link_info(watch.link)->description;
+  for (const char *at = description; *at != '\0' && strlen(sorted) < sizeof sorted - 1; at++) {
+    if (*at != ' ') {
+      sorted[*at - '1'] = *at;
+    }
+  }
+  assert_int_equal(strlen(description), strlen("1 2 3 "));
+  assert_string_equal(sorted, "123");
+  watch_end(&watch);
+  assert_int_equal(close(other), 0);
+}
+
+static void test_request_dies_with_its_executor(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "mute");
+  watch_until(&watch, 'R', 1);
+  pid_t first = kvp_executor_link_pid(watch.link);
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH);
+  assert_int_equal(kill(first, SIGKILL), 0);
+  watch_until(&watch, 'R', 2);
+  assert_string_equal(watch.events, "RrLR"); /* answered before `lost`, and only then a new one */
+  assert_int_equal(watch.result.status, KVP_DEVICE_LOST);
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 1);
+  assert_int_not_equal(kvp_executor_link_pid(watch.link), first);
+  assert_int_equal(kill(first, 0), -1); /* reaped */
+  watch_end(&watch);
+}
+
+static void test_garbage_is_the_end(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "garbage");
+  watch_until(&watch, 'R', 1);
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH);
+  watch_until(&watch, 'L', 1);
+  assert_string_equal(watch.events, "RrL");
+  assert_int_equal(watch.result.status, KVP_DEVICE_LOST);
+  watch_end(&watch);
+}
+
+static void test_stop_with_requests_pending(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "mute");
+  watch_until(&watch, 'R', 1);
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH);
+  watch_end(&watch);
+  assert_string_equal(watch.events, "RrLS");
+  assert_int_equal(watch.result.status, KVP_DEVICE_LOST);
+}
+
+static void test_more_than_the_socket_holds(void **state) {
+  (void)state;
+  struct watch watch;
+  enum { request_count = 2000 };
+  int before = open_fd_count();
+  watch_start(&watch, "good");
+  watch_until(&watch, 'R', 1);
+  struct kvp_control_pool body = {.pool_id = 1};
+  int fd = kvp_memory_fd_create("test", 4096, NULL);
+  assert_true(fd >= 0);
+  for (int i = 0; i < request_count; i++) { /* 4 KiB each: many times the socket's buffer */
+    bool last = i == request_count - 1;
+    kvp_executor_link_request(watch.link, KVP_CONTROL_POOL_ATTACH, &body, sizeof body, &fd, 1, NULL,
+                              last ? on_result : NULL, last ? &watch : NULL);
+  }
+  assert_int_equal(close(fd), 0);
+  assert_true(open_fd_count() > before + 100); /* they wait, with their fds */
+  watch_until(&watch, 'r', 1);
+  assert_int_equal(watch.result.status, KVP_OK);
+  watch_end(&watch);
+  assert_int_equal(open_fd_count(), before);
+}
+
+/* ---- start and restart ------------------------------------------------------------------------------------------ */
+
+static void test_no_executor_to_run(void **state) {
+  (void)state;
+  struct watch watch;
+  struct kvp_error error;
+  watch_init(&watch, "good", "/no/such/kvpool-exec");
+  assert_int_equal(kvp_executor_link_start(watch.link, &error), KVP_INTERNAL);
+  assert_non_null(strstr(error.text, "/no/such/kvpool-exec"));
+  watch_end(&watch);
+  assert_string_equal(watch.events, "S");
+}
+
+static void test_dies_before_ready(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "exits");
+  while (kvp_executor_link_restarts(watch.link) < 3) {
+    (void)uv_run(&watch.loop, UV_RUN_ONCE);
+  }
+  assert_int_equal(kvp_executor_link_state(watch.link), KVP_LINK_PAUSED);
+  watch_end(&watch);
+  assert_string_equal(watch.events, "S"); /* never ready: nothing was lost */
+}
+
+/* ---- ring ------------------------------------------------------------------------------------------------------- */
+
+static void test_step_there_and_back(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "good");
+  watch.serve_when_ready = false;
+  watch_until(&watch, 'R', 1);
+  assert_int_equal(kvp_executor_link_post(watch.link, KVP_COMMAND_STEP, 5, "hello", 6), KVP_DEVICE_LOST);
+  kvp_executor_link_serve(watch.link);
+  for (uint32_t i = 1; i <= 3; i++) {
+    assert_int_equal(kvp_executor_link_post(watch.link, KVP_COMMAND_STEP, 40 + i, "hello", 6), KVP_OK);
+    watch_until(&watch, 'C', i);
+    assert_int_equal(watch.completion_tag, 40 + i);
+    assert_string_equal(watch.completion, "hello");
+  }
+  assert_true(watch.progress_count >= 3);
+  watch_end(&watch);
+}
+
+static void test_done_before_death_counts(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "done");
+  watch_until(&watch, 'R', 1);
+  assert_int_equal(kvp_executor_link_post(watch.link, KVP_COMMAND_STEP, 9, "last words", 11), KVP_OK);
+  watch_until(&watch, 'L', 1);
+  assert_string_equal(watch.events, "RCL");
+  assert_string_equal(watch.completion, "last words");
+  watch_end(&watch);
+}
+
+static void test_corrupt_lane_is_given_up(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "corrupt");
+  watch_until(&watch, 'R', 1);
+  for (uint32_t i = 0; i < 4; i++) {
+    (void)kvp_executor_link_post(watch.link, KVP_COMMAND_STEP, i, "x", 2);
+  }
+  watch_until(&watch, 'L', 1);
+  watch_until(&watch, 'R', 2); /* and served again, by another one */
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 1);
+  watch_end(&watch);
+}
+
+static void test_full_lane(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "mute");
+  watch_until(&watch, 'R', 1);
+  for (uint32_t i = 0; i < kvp_ring_commands; i++) {
+    assert_int_equal(kvp_executor_link_post(watch.link, KVP_COMMAND_STEP, i, NULL, 0), KVP_OK);
+  }
+  assert_int_equal(kvp_executor_link_post(watch.link, KVP_COMMAND_STEP, 1, NULL, 0), KVP_BUSY);
+  assert_int_equal(watch.progress_count, 0);
+  while (watch.progress_count == 0) { /* who was told busy is told to try again */
+    (void)uv_run(&watch.loop, UV_RUN_ONCE);
+  }
+  watch_end(&watch);
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+enum { chunk_count = 2 * kvp_control_fds_max + 2, memory_bytes = chunk_count * 4096 };
+
+static void test_memory_outlives_executors(void **state) {
+  (void)state;
+  struct watch watch;
+  struct kvp_memory *memory = NULL;
+  int before = open_fd_count();
+  watch_start(&watch, "good");
+  watch_until(&watch, 'R', 1);
+  int without = open_fd_count();
+  watch.inside = true;
+  kvp_memory_create(watch.link, 7, "test", memory_bytes, on_memory, &watch, &memory);
+  watch.inside = false;
+  watch_until(&watch, 'm', 1);
+  assert_int_equal(watch.memory_result.status, KVP_OK);
+  assert_int_equal(open_fd_count(), without + chunk_count);
+  assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
+  watch_until(&watch, 'R', 2);
+  assert_int_equal(open_fd_count(), without + chunk_count);
+  watch.inside = true;
+  kvp_memory_restore(memory, on_memory, &watch);
+  watch.inside = false;
+  watch_until(&watch, 'm', 2);
+  assert_int_equal(watch.memory_result.status, KVP_OK);
+  assert_string_equal(watch.memory_result.text, "130 chunks"); /* three messages: 64, 64 and 2 fds */
+  kvp_memory_destroy(memory);
+  assert_int_equal(open_fd_count(), without);
+  watch_end(&watch);
+  assert_int_equal(open_fd_count(), before);
+}
+
+static void test_memory_destroyed_while_made(void **state) {
+  (void)state;
+  struct watch watch;
+  struct kvp_memory *memory = NULL;
+  watch_start(&watch, "good");
+  watch_until(&watch, 'R', 1);
+  int without = open_fd_count();
+  kvp_memory_create(watch.link, 7, "test", memory_bytes, on_memory, &watch, &memory);
+  kvp_memory_destroy(memory);
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH); /* answered after it */
+  watch_until(&watch, 'r', 1);
+  assert_int_equal(watch_count(&watch, 'm'), 0);
+  assert_int_equal(open_fd_count(), without);
+  watch_end(&watch);
+}
+
+static void test_memory_of_a_dying_executor(void **state) {
+  (void)state;
+  struct watch watch;
+  struct kvp_memory *memory = NULL;
+  watch_start(&watch, "mute");
+  watch_until(&watch, 'R', 1);
+  kvp_memory_create(watch.link, 7, "test", memory_bytes, on_memory, &watch, &memory);
+  assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
+  watch_until(&watch, 'm', 1);
+  assert_int_equal(watch.memory_result.status, KVP_DEVICE_LOST);
+  kvp_memory_destroy(memory);
+  watch_end(&watch);
+}
+
+int main(void) {
+  kvp_log_set_level(KVP_LOG_ERROR);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_ready_request_stop),
+      cmocka_unit_test(test_only_its_fds_are_inherited),
+      cmocka_unit_test(test_request_dies_with_its_executor),
+      cmocka_unit_test(test_garbage_is_the_end),
+      cmocka_unit_test(test_stop_with_requests_pending),
+      cmocka_unit_test(test_more_than_the_socket_holds),
+      cmocka_unit_test(test_no_executor_to_run),
+      cmocka_unit_test(test_dies_before_ready),
+      cmocka_unit_test(test_step_there_and_back),
+      cmocka_unit_test(test_done_before_death_counts),
+      cmocka_unit_test(test_corrupt_lane_is_given_up),
+      cmocka_unit_test(test_full_lane),
+      cmocka_unit_test(test_memory_outlives_executors),
+      cmocka_unit_test(test_memory_destroyed_while_made),
+      cmocka_unit_test(test_memory_of_a_dying_executor),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
