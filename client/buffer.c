@@ -6,6 +6,10 @@
 
 enum { chunk_field_data = 2 };
 
+static const char *device_first(const kvpool_client *client) {
+  return kvpool_server_info_device_count(client->info) == 0 ? "" : kvpool_server_info_device(client->info, 0)->name;
+}
+
 kvpool_status kvpool_buffer_create(kvpool_session *session, const char *device, uint64_t bytes, kvpool_buffer **out,
                                    kvpool_error *error) {
   assert(session != NULL && out != NULL);
@@ -20,7 +24,7 @@ kvpool_status kvpool_buffer_create(kvpool_session *session, const char *device, 
   Kvpool__V1__SessionRef reference = kvp_session_reference(session);
   Kvpool__V1__CreateBufferRequest request = KVPOOL__V1__CREATE_BUFFER_REQUEST__INIT;
   request.session = &reference;
-  request.device = device == NULL ? (char *)"" : (char *)device;
+  request.device = (char *)(device == NULL ? device_first(session->client) : device);
   request.bytes = bytes;
   ProtobufCMessage *message;
   status = kvp_call_unary(session->client, KVP_METHOD_CREATE_BUFFER, &request.base, &kvpool__v1__buffer__descriptor,

@@ -379,7 +379,7 @@ kvpool_status kvp_call_malformed(enum kvp_method method, kvpool_error *error) {
 kvpool_status kvp_call_unary_packed(kvpool_client *client, enum kvp_method method, grpc_byte_buffer *request,
                                     const ProtobufCMessageDescriptor *response, ProtobufCMessage **out,
                                     kvpool_error *error) {
-  struct kvp_call *call;
+  struct kvp_call *call = NULL;
   kvpool_status status = kvp_client_check_may_block(kvp_method_name(method), error);
   if (status == KVPOOL_OK) {
     status = kvp_call_new(client, method, NULL, NULL, &call, error);

@@ -290,7 +290,7 @@ kvpool_status kvpool_client_connect(const char *target, const kvpool_connect_opt
   if (status != KVPOOL_OK) {
     return status;
   }
-  kvpool_client *client;
+  kvpool_client *client = NULL;
   status = client_new(target, used.timeout_ms == 0 ? kvp_client_timeout_default_ms : used.timeout_ms, &client, error);
   if (status != KVPOOL_OK) {
     return status;

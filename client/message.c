@@ -40,7 +40,7 @@ static void bytes_put_varint(struct kvp_bytes *bytes, uint64_t value) {
 
 bool kvp_bytes_open_field(struct kvp_bytes *bytes, uint32_t field, size_t length) {
   size_t needed;
-  if (__builtin_add_overflow(length, (size_t)(2 * varint_bytes_max), &needed) || !kvp_bytes_reserve(bytes, needed)) {
+  if (__builtin_add_overflow(length, 2 * (size_t)varint_bytes_max, &needed) || !kvp_bytes_reserve(bytes, needed)) {
     return false;
   }
   bytes_put_varint(bytes, (uint64_t)field << 3 | KVP_WIRE_BYTES);

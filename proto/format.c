@@ -255,6 +255,7 @@ enum kvp_status kvp_geometry_init(const struct kvp_format *format, uint32_t widt
     return status;
   }
   uint64_t alignment = geometry.sizes.block_alignment_bytes;
+  assert(alignment != 0);
   uint64_t stride;
   if (__builtin_mul_overflow((uint64_t)tokens_per_block, geometry.sizes.bytes_per_token, &stride) ||
       __builtin_add_overflow(stride, alignment - 1, &stride)) {

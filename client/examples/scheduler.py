@@ -28,7 +28,8 @@ plan = np.array([[b, 0, min(tpb, 100 - i * tpb), i * tpb] for i, b in enumerate(
 # Memory that both sides see: 100 BF16 rows (a float32's upper half) to store, 100 rows to load into.
 rows = (np.random.default_rng(0).standard_normal((100, 512), np.float32).view("<u4") >> 16).astype("<u2")
 size = rows.nbytes
-buffer = rpc.CreateBuffer(pb.CreateBufferRequest(session=session, bytes=2 * size)).buffer_id
+buffer = rpc.CreateBuffer(pb.CreateBufferRequest(
+    session=session, device=pool.spec.placements[0], bytes=2 * size)).buffer_id
 rpc.WriteBuffer(iter([pb.WriteBufferRequest(session=session, buffer_id=buffer, data=rows.tobytes())]))
 source = pb.View(buffer_id=buffer, offset_bytes=0, rows=100, row_stride_bytes=1024, row_bytes=1024)
 out = pb.View(buffer_id=buffer, offset_bytes=size, rows=100, row_stride_bytes=1024, row_bytes=1024)

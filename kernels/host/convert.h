@@ -46,10 +46,10 @@ KVP_INLINE uint32_t kvp_max_u32(uint32_t a, uint32_t b) {
   return a > b ? a : b;
 }
 KVP_INLINE int16_t kvp_max_i16(int16_t a, int16_t b) {
-  return a > b ? a : b;
+  return (int16_t)(a > b ? a : b);
 }
 KVP_INLINE int16_t kvp_min_i16(int16_t a, int16_t b) {
-  return a < b ? a : b;
+  return (int16_t)(a < b ? a : b);
 }
 
 /* The code of a float32 >= 0, at most 2^64, in a small float of `mantissa_bits` whose smallest normal number is

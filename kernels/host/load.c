@@ -87,6 +87,9 @@ KVP_INLINE void load_segments(const struct kvp_load_params *params, uint64_t seg
     }
     uint64_t first = (uint64_t)segment.dst_offset;
     uint64_t row_count = (uint64_t)(segment.src_end - segment.src_begin);
+    if (row_count == 0) {
+      continue; /* an op without output rows may have no output at all */
+    }
     local.rows_loaded += row_count;
     local.bytes_written += row_count * (row_bytes + scale_bytes);
     if (segment.src_block == -1) {

@@ -61,7 +61,7 @@ static __attribute__((noinline)) void group_maxima_finite(const uint16_t *row, i
     int16_t largest = 0;
     for (int i = 0; i < group_elements; i++) {
       int16_t bits = magnitude_bits(row[g * group_elements + i]);
-      largest = kvp_max_i16(largest, bits < KVP_BF16_INF ? bits : 0);
+      largest = kvp_max_i16(largest, (int16_t)(bits < KVP_BF16_INF ? bits : 0));
     }
     maxima[g] = largest;
   }
@@ -96,9 +96,9 @@ KVP_INLINE bool encode_e4m3_lanes(const uint16_t *restrict row, const int16_t *r
       int16_t value = kvp_max_i16(kvp_max_i16(above, (int16_t)(2 * above - 256)),
                                   kvp_max_i16((int16_t)(4 * above - 1024), (int16_t)(8 * above - 3072)));
       int16_t rounded = (int16_t)((int16_t)(value + 127 + (value >> 8 & 1)) >> 8);
-      code = bits < 128 ? rounded : code;
+      code = (int16_t)(bits < 128 ? rounded : code);
     } else {
-      met |= (int16_t)((bits < 128) & (bits > -512));
+      met = (int16_t)(met | ((bits < 128) & (bits > -512)));
       code = kvp_max_i16(code, 0);
     }
     data[i] = (uint8_t)(code | (row[i] >> 8 & 0x80));

@@ -232,7 +232,7 @@ static bool intake_is_open(const struct kvp_server *server) {
 }
 
 static bool command_take(struct kvp_server *server) {
-  struct kvp_ring_record record;
+  struct kvp_ring_record record = {0};
   switch (kvp_lane_peek(&server->ring->commands, &record)) {
   case KVP_LANE_EMPTY:
     return false;

@@ -159,6 +159,20 @@ static bool read_pool_setting(const char *fallback, const config_setting_t *sett
   return kvp_config_complain(place, "%s is no field of a pool", key);
 }
 
+/* Here and not with the other checks, since here each has its line. */
+static bool check_regions(const char *fallback, const config_setting_t *list, const struct kvp_pool_spec *spec) {
+  for (uint32_t i = 0; spec->block_size > 0 && spec->num_blocks > 0 && i < spec->region_count; i++) {
+    struct kvp_geometry geometry;
+    struct kvp_error error;
+    if (kvp_region_spec_check(spec, i, &geometry, &error) != KVP_OK) {
+      char place[kvp_place_bytes_max];
+      kvp_config_place(config_setting_get_elem(list, i), fallback, place);
+      return kvp_config_complain(place, "pool \"%s\": %s", spec->name, error.text);
+    }
+  }
+  return true;
+}
+
 bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *place, const config_setting_t *group) {
   struct kvp_config *config = reader->config;
   if (!config_setting_is_group(group)) {
@@ -173,6 +187,9 @@ bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *place, co
     if (!read_pool_setting(place, config_setting_get_elem(group, (unsigned)i), spec)) {
       return false;
     }
+  }
+  if (!check_regions(place, config_setting_get_member(group, "regions"), spec)) {
+    return false;
   }
   (void)snprintf(reader->pool_places[config->pool_count], kvp_place_bytes_max, "%s", place);
   config->pool_count++;

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,8 +182,8 @@ static void process_receive(struct kvp_executor_process *process) {
 
 static void process_control_ready(uv_poll_t *poll, int status, int events) {
   struct kvp_executor_process *process = poll->data;
-  if (status < 0) {
-    kvp_executor_process_kill(process, "its control socket failed");
+  if (status < 0) { /* an error of the socket: the peer died with messages unread */
+    kvp_executor_process_kill(process, "its control socket closed");
     return;
   }
   if ((events & UV_READABLE) != 0) {
@@ -240,6 +242,10 @@ enum kvp_status kvp_executor_process_post(struct kvp_executor_process *process, 
 
 /* What it said before it died still counts: results of requests, and steps that are done. */
 static void process_drain(struct kvp_executor_process *process) {
+  int pending = 0;
+  socklen_t pending_bytes = sizeof pending;
+  /* Taking the error off the socket: it would be told before the messages that are still there. */
+  (void)getsockopt(process->control, SOL_SOCKET, SO_ERROR, &pending, &pending_bytes);
   while (kvp_fd_socket_receive(process->control, &process->incoming) == KVP_OK) {
     process->events->message(process->context, &process->incoming);
   }
@@ -299,6 +305,8 @@ static int process_run(struct kvp_executor_process *process, uv_loop_t *loop, co
       .stdio_count = kvp_executor_control_fd + 1,
       .stdio = stdio,
   };
+  /* Our own descriptors are close-on-exec anyway; this is for those we were started with. */
+  (void)close_range(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
   return uv_spawn(loop, &process->child, &options);
 }
 

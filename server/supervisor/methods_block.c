@@ -17,9 +17,11 @@ _Static_assert(listed_runs_max * 36 < kvp_message_bytes_max, "a client that take
 /* ---- allocate ---------------------------------------------------------------------------------------------------
  */
 
-/* What both ways of allocating check first. */
-static enum kvp_status check_asked(const struct kvp_session *session, uint32_t count, struct kvp_error *error) {
-  if (count == 0 || count > blocks_per_call_max) {
+/* What both ways of allocating check first. A count that passes is at most blocks_per_call_max, or more than the pool
+ * has, which the allocator refuses with the better words. */
+static enum kvp_status check_asked(const struct kvp_session *session, const struct kvp_pool *pool, uint32_t count,
+                                   struct kvp_error *error) {
+  if (count == 0 || (count > blocks_per_call_max && count <= pool->spec.num_blocks)) {
     return kvp_error_set_at(error, count == 0 ? KVP_INVALID_ARGUMENT : KVP_TOO_LARGE, -1, "count", -1, count,
                             "%u blocks asked for, a call takes 1 to %d", count, blocks_per_call_max);
   }
@@ -54,11 +56,12 @@ static void on_allocate_blocks(void *context, struct kvp_rpc_call *call, struct 
   struct kvp_error error;
   struct kvp_session *session = kvp_method_session(daemon, request->session, &error);
   struct kvp_pool *pool = session == NULL ? NULL : kvp_pool_find(daemon, request->pool_id, &error);
-  if (pool == NULL || check_asked(session, request->count, &error) != KVP_OK) {
+  if (pool == NULL || check_asked(session, pool, request->count, &error) != KVP_OK) {
     kvp_rpc_call_fail(call, &error);
     return;
   }
-  int32_t *blocks = kvp_allocate(request->count, sizeof *blocks);
+  int32_t *blocks =
+      kvp_allocate(request->count < blocks_per_call_max ? request->count : blocks_per_call_max, sizeof *blocks);
   if (kvp_lease_allocate(pool->leases, session->slot, next_epoch(daemon), request->count, blocks, &error) == KVP_OK) {
     reply_allocated(daemon, session, call, blocks, request->count);
   } else {
@@ -73,7 +76,7 @@ static void on_allocate_block_range(void *context, struct kvp_rpc_call *call, st
   struct kvp_error error;
   struct kvp_session *session = kvp_method_session(daemon, request->session, &error);
   struct kvp_pool *pool = session == NULL ? NULL : kvp_pool_find(daemon, request->pool_id, &error);
-  if (pool == NULL || check_asked(session, request->count, &error) != KVP_OK ||
+  if (pool == NULL || check_asked(session, pool, request->count, &error) != KVP_OK ||
       kvp_lease_allocate_range(pool->leases, session->slot, next_epoch(daemon), request->first_block, request->count,
                                &error) != KVP_OK) {
     kvp_rpc_call_fail(call, &error);

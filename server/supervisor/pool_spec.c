@@ -33,8 +33,8 @@ static enum kvp_status check_geometry(const struct kvp_pool_spec *spec, const st
                            error);
 }
 
-static enum kvp_status check_region(const struct kvp_pool_spec *spec, uint32_t index, struct kvp_geometry *out,
-                                    struct kvp_error *error) {
+enum kvp_status kvp_region_spec_check(const struct kvp_pool_spec *spec, uint32_t index, struct kvp_geometry *out,
+                                      struct kvp_error *error) {
   const struct kvp_region_spec *region = &spec->regions[index];
   enum kvp_status status = kvp_name_check(region->name, "region name", false, error);
   if (status != KVP_OK) {
@@ -90,14 +90,13 @@ enum kvp_status kvp_pool_spec_check(const struct kvp_pool_spec *spec, struct kvp
                             spec->num_blocks);
   }
   if (spec->region_count == 0) {
-    return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "regions", -1, 0, "pool '%s' has no region",
-                            spec->name);
+    return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "regions", -1, 0, "pool '%s' has no region", spec->name);
   }
   status = check_placements(spec, error);
   uint64_t total = 0;
   for (uint32_t i = 0; i < spec->region_count && status == KVP_OK; i++) {
     struct kvp_geometry geometry = {0};
-    status = check_region(spec, i, &geometry, error);
+    status = kvp_region_spec_check(spec, i, &geometry, error);
     if (status == KVP_OK) {
       total += geometry.region_bytes; /* at most kvp_regions_per_pool_max * 4 TiB */
       if (regions != NULL) {

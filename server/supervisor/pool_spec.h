@@ -32,5 +32,8 @@ struct kvp_pool_spec {
  * bytes: of all regions together, on each placement. */
 enum kvp_status kvp_pool_spec_check(const struct kvp_pool_spec *spec, struct kvp_geometry *regions, uint64_t *bytes,
                                     struct kvp_error *error);
+/* The part of it that is about one region: its name (unique among those before it), format, note, geometry. */
+enum kvp_status kvp_region_spec_check(const struct kvp_pool_spec *spec, uint32_t index, struct kvp_geometry *out,
+                                      struct kvp_error *error);
 
 #endif

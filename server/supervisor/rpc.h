@@ -43,7 +43,8 @@ struct kvp_rpc_method {
   /* The message is the callee's only during the call unless it takes a reference. For streaming requests no further
    * message is delivered until kvp_rpc_call_read_next. context: the server's. */
   void (*on_message)(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message);
-  /* The call is over: finished by us and the status is sent or dropped, or cancelled by the client. NULL: not wanted. */
+  /* The call is over: finished by us and the status is sent or dropped, or cancelled by the client. Only for calls that
+   * on_message has seen; from it on, send, finish and fail do nothing. NULL: not wanted. */
   void (*on_closed)(void *context, struct kvp_rpc_call *call);
   /* Streams of responses: bytes waiting to be sent fell below the low-water mark again. NULL: not wanted. */
   void (*on_writable)(void *context, struct kvp_rpc_call *call);

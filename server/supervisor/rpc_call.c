@@ -33,6 +33,7 @@ static bool is_known(const struct kvp_rpc_call *call) {
 void kvp_rpc_call_start_batch(struct kvp_rpc_call *call, const grpc_op *ops, size_t op_count,
                               struct kvp_rpc_event *event) {
   atomic_fetch_add(&call->pending, 1);
+  atomic_store_explicit(&event->handed_over, true, memory_order_release);
   const grpc_call_error failed = grpc_call_start_batch(call->grpc, ops, op_count, event, NULL);
   assert(failed == GRPC_CALL_OK); /* anything else is a misuse of ours, whatever the client did */
   (void)failed;
@@ -44,27 +45,23 @@ static void call_free(struct kvp_rpc_call *call) {
   free(call);
 }
 
-/* Any thread. Gives back what is gRPC's and the layer's own reference. */
+/* Any thread. Gives back what is gRPC's; the call counts as open no longer. */
 static void call_retire(struct kvp_rpc_call *call) {
   kvp_rpc_reply_deinit(call);
   grpc_call_unref(call->grpc);
   call->grpc = NULL;
   kvp_rpc_server_release(call->server);
-  kvp_rpc_call_unref(call);
 }
 
 /* Loop thread. */
 static void call_closed(struct kvp_rpc_call *call) {
   const struct kvp_rpc_method *method = &call->slot->method;
   call->over = true;
+  call_retire(call);
   if (call->announced && method->on_closed != NULL) {
-    (void)kvp_rpc_call_ref(call);
-    call_retire(call);
     method->on_closed(call->server->context, call);
-    kvp_rpc_call_unref(call);
-  } else {
-    call_retire(call);
   }
+  kvp_rpc_call_unref(call);
 }
 
 void kvp_rpc_call_delivered(struct kvp_rpc_call *call) {
@@ -81,6 +78,7 @@ void kvp_rpc_call_completed(struct kvp_rpc_call *call, struct kvp_rpc_event *eve
   }
   if (call->slot->method.on_closed == NULL) { /* nobody waits for it: spares the loop a wake-up */
     call_retire(call);
+    kvp_rpc_call_unref(call);
   } else {
     event->deliver = deliver_closed;
     kvp_rpc_server_post(call->server, event);
@@ -324,6 +322,7 @@ void kvp_rpc_call_arm(struct kvp_rpc_server *server, const struct kvp_rpc_slot *
   kvp_rpc_reply_init(call);
   grpc_metadata_array_init(&call->metadata);
   grpc_call_details_init(&call->details);
+  atomic_store_explicit(&call->arrival.handed_over, true, memory_order_release);
   if (slot->registered == NULL) {
     (void)grpc_server_request_call(server->grpc, &call->grpc, &call->details, &call->metadata, server->queue,
                                    server->queue, &call->arrival);

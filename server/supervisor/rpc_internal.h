@@ -23,6 +23,9 @@
 /* The tag of a batch, and a node of the loop's queue once the batch is done. */
 struct kvp_rpc_event {
   struct kvp_rpc_event *next;
+  /* Stored (release) when gRPC gets the tag, loaded (acquire) when it gives it back: the order that gRPC keeps by
+   * itself, said in terms that a race detector sees. */
+  atomic_bool handed_over;
   void (*complete)(struct kvp_rpc_event *event, bool ok); /* completion-queue thread */
   void (*deliver)(struct kvp_rpc_event *event);           /* loop thread */
 };

@@ -64,6 +64,7 @@ static void take_tags(struct kvp_rpc_server *server) {
       return;
     }
     struct kvp_rpc_event *event = done.tag;
+    (void)atomic_load_explicit(&event->handed_over, memory_order_acquire);
     event->complete(event, done.success != 0);
   }
 }
@@ -146,6 +147,7 @@ void kvp_rpc_server_stop(struct kvp_rpc_server *server, void (*stopped)(void *co
   assert(server->stopped == NULL);
   server->stopped = stopped;
   kvp_rpc_server_drain(server);
+  atomic_store_explicit(&server->shut_down.handed_over, true, memory_order_release);
   grpc_server_shutdown_and_notify(server->grpc, server->queue, &server->shut_down);
   grpc_server_cancel_all_calls(server->grpc);
 }

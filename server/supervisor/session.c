@@ -152,9 +152,10 @@ void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, c
           session->steps_in_flight);
   kvp_buffer_release_all(daemon, session);
   kvp_pool_reach_all(daemon, kvp_step_retired_fence(daemon));
-  session->state = KVP_SESSION_CLOSING; /* from here on it may be gone with whatever ends last */
+  session->state = KVP_SESSION_CLOSING; /* only now: until here nothing that ends could have settled it */
   daemon->sessions.closing_count++;
   kvp_step_drop_session(daemon, session);
+  kvp_session_settle(daemon, session);
 }
 
 void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session) {

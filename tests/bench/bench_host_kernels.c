@@ -19,7 +19,7 @@
 enum { tokens_per_block = 64, repeats_max = 1001, repeats_min = 7 };
 
 static const uint64_t case_rows[] = {64, 4096, 65536, 1048576};
-static const uint64_t case_budget_ns = 400 * 1000 * 1000;
+static const uint64_t case_budget_ns = UINT64_C(400000000);
 
 struct sample {
   double median_ns;

@@ -52,7 +52,8 @@ static void process_start(struct process *process, char *const argv[]) {
   }
   if (pid == 0) {
     int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) {
+    if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 ||
+        getppid() != parent) {
       _exit(126);
     }
     (void)execv(argv[0], argv);
@@ -68,9 +69,8 @@ void process_start_daemon(struct process *process) {
                 "{ name=\"kv\"; format=\"v41\"; num_layers=2; compression_ratio=4; note=\"main cache\"; },"
                 "{ name=\"index\"; format=\"index_mxfp8\"; num_layers=2; compression_ratio=4; },"
                 "{ name=\"plain\"; format=\"bf16\"; width=64; num_layers=1; }); }";
-  char *argv[] = {program,    "--socket", process->socket,     "--executor", executor, "--device",
-                  "host:0",   "--device-memory", "1G", "--device-threads", "2",      "--pool",
-                  pool,       NULL};
+  char *argv[] = {program,           "--socket", process->socket,    "--executor", executor, "--device", "host:0",
+                  "--device-memory", "1G",       "--device-threads", "2",          "--pool", pool,       NULL};
   process_start(process, argv);
 }
 

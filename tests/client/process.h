@@ -1,5 +1,5 @@
-/* Programs that a test talks to: a kvpoold of its own, or the server that misbehaves. One at a time, in a directory of
- * its own; a failed step ends the test program. */
+/* Programs that a test talks to: a kvpoold of its own, or the server that misbehaves. One at a time, in a directory
+ * of its own; a failed step ends the test program. */
 #ifndef KVPOOL_TESTS_CLIENT_PROCESS_H
 #define KVPOOL_TESTS_CLIENT_PROCESS_H
 

@@ -25,7 +25,7 @@ static int setup(void **state) {
   process_start_daemon(&daemon_process);
   const kvpool_connect_options options = {.size_bytes = sizeof options, .wait_until_serving = true};
   if (kvpool_client_connect(daemon_process.socket, &options, &client, &error) != KVPOOL_OK ||
-      kvpool_pool_open(client, "main", &pool, &error) != KVPOOL_OK) {
+      pool_wait(client, &pool, &error) != KVPOOL_OK) {
     (void)fprintf(stderr, "setup: %s\n", error.text);
     process_cleanup();
     return -1;
@@ -424,11 +424,16 @@ static void test_destroy_in_any_order(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_names),          cmocka_unit_test(test_connect),
-      cmocka_unit_test(test_server_info),    cmocka_unit_test(test_pool_describe),
-      cmocka_unit_test(test_pool_create_delete), cmocka_unit_test(test_session),
-      cmocka_unit_test(test_blocks),         cmocka_unit_test(test_buffers),
-      cmocka_unit_test(test_threads),        cmocka_unit_test(test_destroy_in_any_order),
+      cmocka_unit_test(test_names),
+      cmocka_unit_test(test_connect),
+      cmocka_unit_test(test_server_info),
+      cmocka_unit_test(test_pool_describe),
+      cmocka_unit_test(test_pool_create_delete),
+      cmocka_unit_test(test_session),
+      cmocka_unit_test(test_blocks),
+      cmocka_unit_test(test_buffers),
+      cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_destroy_in_any_order),
   };
   int failed = cmocka_run_group_tests_name("libkvpool", tests, setup, teardown);
   process_cleanup();

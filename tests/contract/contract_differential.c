@@ -127,6 +127,19 @@ static uint64_t rows_bytes(uint64_t rows, uint64_t stride, uint64_t row_bytes) {
   return rows == 0 ? 0 : (rows - 1) * stride + row_bytes;
 }
 
+static void guarded_fill(struct guarded *memory, uint8_t fill) {
+  if (memory->base != NULL) {
+    memset(memory->base, fill, memory->bytes);
+  }
+}
+
+static void guarded_compare(const struct guarded *actual, const struct guarded *expected) {
+  assert_int_equal(actual->bytes, expected->bytes);
+  if (actual->base != NULL) {
+    assert_memory_equal(actual->base, expected->base, actual->bytes);
+  }
+}
+
 static void expect_counts(const struct kvp_op_counts *actual, const struct kvp_op_counts *expected) {
   assert_int_equal(actual->rows_stored, expected->rows_stored);
   assert_int_equal(actual->rows_loaded, expected->rows_loaded);
@@ -188,16 +201,14 @@ static void run_store_case(struct scene *scene) {
   const struct kvp_host_variant *variant;
   for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
     memcpy(scene->region.base, scene->start_region, scene->region.bytes);
-    memset(back.base, 0x5A, back.bytes);
+    guarded_fill(&back, 0x5A);
     struct kvp_op_counts counts = {0};
     uint64_t cut = random_below((uint32_t)count + 1);
     variant->store[scene->geometry.format->id](&params, 0, cut, &counts);
     variant->store[scene->geometry.format->id](&params, cut, count, &counts);
     expect_counts(&counts, &expected);
     assert_memory_equal(scene->region.base, scene->expected_region, scene->region.bytes);
-    if (cast_back) {
-      assert_memory_equal(back.base, expected_back.base, back.bytes);
-    }
+    guarded_compare(&back, &expected_back);
   }
   guarded_free(&slots);
   guarded_free(&source);
@@ -290,15 +301,15 @@ static void run_load_case(struct scene *scene) {
   params.scales.base = scales.base;
   const struct kvp_host_variant *variant;
   for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
-    memset(out.base, 0x5A, out.bytes);
-    memset(scales.base, 0x5A, scales.bytes);
+    guarded_fill(&out, 0x5A);
+    guarded_fill(&scales, 0x5A);
     struct kvp_op_counts counts = {0};
     uint64_t cut = random_below((uint32_t)count + 1);
     variant->load[scene->geometry.format->id](&params, 0, cut, &counts);
     variant->load[scene->geometry.format->id](&params, cut, count, &counts);
     expect_counts(&counts, &expected);
-    assert_memory_equal(out.base, expected_out.base, out.bytes);
-    assert_memory_equal(scales.base, expected_scales.base, scales.bytes);
+    guarded_compare(&out, &expected_out);
+    guarded_compare(&scales, &expected_scales);
     assert_memory_equal(scene->region.base, scene->start_region, scene->region.bytes);
   }
   guarded_free(&segments);
@@ -362,70 +373,86 @@ static int print_cases_done(void **state) {
   return 0;
 }
 
-/* Records and output rows on both sides of 2^31 and 2^32 bytes, in address space that is never filled. */
+/* Records and output rows on both sides of 2^31 and 2^32 bytes, in address space that is never filled. Record 4067212
+ * of 4096-token v41 blocks lies across 2^31, 8134408 across 2^32; output rows of 1024 bytes meet them evenly. */
+enum { far_tokens = 4096, far_blocks = 2200, far_rows = 8, far_row_bytes = 1024 };
+
+static const uint64_t far_total_k = 5000001;
+static const int32_t far_slots[far_rows] = {0,       4067212, 4067213, 8134407,
+                                            8134408, 8134409, 8134410, far_tokens *far_blocks - 1};
+static const int32_t far_outputs[far_rows] = {0, 2097151, 2097152, 4194303, 4194304, 4194305, 4194306, 5000000};
+
+static void *reserve(uint64_t bytes) {
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  assert_true(memory != MAP_FAILED);
+  return memory;
+}
+
+struct far_expected {
+  uint8_t block[1056]; /* a v41 block of one token: 528 bytes and padding */
+  uint8_t loaded[far_row_bytes];
+};
+
+static void far_expected_make(struct kvp_rows row, struct far_expected *out) {
+  struct kvp_geometry one;
+  assert_int_equal(kvp_geometry_init(kvp_format_get(KVP_FORMAT_V41), 0, 1, 1, 1, &one, NULL), KVP_OK);
+  int32_t slot = 0;
+  struct kvp_store_params params = {.layer = {out->block, &one},
+                                    .source = row,
+                                    .slots = &slot,
+                                    .row_count = 1,
+                                    .cast_back = {out->loaded, far_row_bytes}};
+  struct kvp_op_counts counts = {0};
+  reference_store(&params, &counts);
+}
+
+static void check_far(const struct kvp_host_variant *variant, const struct kvp_geometry *geometry, uint8_t *region,
+                      uint8_t *out, uint8_t *source) {
+  struct kvp_store_params store = {
+      .layer = {region, geometry}, .source = {source, far_row_bytes}, .slots = far_slots, .row_count = far_rows};
+  struct kvp_segment segments[far_rows];
+  for (size_t row = 0; row < far_rows; row++) {
+    int32_t offset = far_slots[row] % far_tokens;
+    segments[row] = (struct kvp_segment){far_slots[row] / far_tokens, offset, offset + 1, far_outputs[row]};
+  }
+  struct kvp_load_params load = {.layer = {region, geometry},
+                                 .segments = segments,
+                                 .segment_count = far_rows,
+                                 .total_k = far_total_k,
+                                 .out = {out, far_row_bytes}};
+  struct kvp_op_counts counts = {0};
+  variant->store[KVP_FORMAT_V41](&store, 0, far_rows, &counts);
+  variant->load[KVP_FORMAT_V41](&load, 0, far_rows, &counts);
+  for (size_t row = 0; row < far_rows; row++) {
+    struct far_expected expected;
+    far_expected_make((struct kvp_rows){source + row * far_row_bytes, far_row_bytes}, &expected);
+    uint64_t block = (uint64_t)far_slots[row] / far_tokens;
+    uint64_t offset = (uint64_t)far_slots[row] % far_tokens;
+    assert_memory_equal(region + block * geometry->block_stride_bytes + offset * 528, expected.block, 528);
+    assert_memory_equal(out + (uint64_t)far_outputs[row] * far_row_bytes, expected.loaded, far_row_bytes);
+  }
+}
+
 static void test_far_addresses(void **state) {
   (void)state;
   struct kvp_geometry geometry;
-  enum { tokens = 4096, blocks = 2200, rows = 8 };
-  assert_int_equal(kvp_geometry_init(kvp_format_get(KVP_FORMAT_V41), 0, tokens, blocks, 1, &geometry, NULL), KVP_OK);
+  assert_int_equal(kvp_geometry_init(kvp_format_get(KVP_FORMAT_V41), 0, far_tokens, far_blocks, 1, &geometry, NULL),
+                   KVP_OK);
   assert_true(geometry.region_bytes > UINT64_C(1) << 32);
-  static const int32_t slots[rows] = {0,       4067212, 4067213, 8134407,
-                                      8134408, 8134409, 8134410, (int32_t)tokens * blocks - 1};
-  static const int32_t outputs[rows] = {0, 2097151, 2097152, 4194303, 4194304, 4194305, 4194306, 5000000};
-  uint64_t out_bytes = UINT64_C(5000001) * 1024;
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  uint8_t *region = mmap(NULL, geometry.region_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-  uint8_t *out = mmap(NULL, out_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-  assert_true(region != MAP_FAILED && out != MAP_FAILED);
-  uint8_t source[rows * 1024] __attribute__((aligned(16)));
+  uint8_t *region = reserve(geometry.region_bytes);
+  uint8_t *out = reserve(far_total_k * far_row_bytes);
+  struct guarded source = guarded_make((uint64_t)far_rows * far_row_bytes, true, 0);
   random_state = 99;
-  for (int row = 0; row < rows; row++) {
-    for (int i = 0; i < 512; i++) {
-      uint16_t bits = random_element(0);
-      memcpy(source + row * 1024 + 2 * i, &bits, sizeof(bits));
-    }
-  }
-  uint8_t expected[rows * 1024] __attribute__((aligned(16)));
+  fill_rows(source.base, far_rows, far_row_bytes, far_row_bytes / 2);
   const struct kvp_host_variant *variant;
   for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
-    struct kvp_store_params store = {.layer = {region, &geometry},
-                                     .source = {source, 1024},
-                                     .slots = slots,
-                                     .row_count = rows,
-                                     .cast_back = {expected, 1024}};
-    struct kvp_segment segments[rows];
-    for (int row = 0; row < rows; row++) {
-      segments[row] =
-          (struct kvp_segment){slots[row] / tokens, slots[row] % tokens, slots[row] % tokens + 1, outputs[row]};
-    }
-    struct kvp_load_params load = {.layer = {region, &geometry},
-                                   .segments = segments,
-                                   .segment_count = rows,
-                                   .total_k = 5000001,
-                                   .out = {out, 1024}};
-    struct kvp_op_counts counts = {0};
-    variant->store[KVP_FORMAT_V41](&store, 0, rows, &counts);
-    variant->load[KVP_FORMAT_V41](&load, 0, rows, &counts);
-    for (int row = 0; row < rows; row++) {
-      uint64_t block = (uint64_t)slots[row] / tokens;
-      uint64_t offset = (uint64_t)slots[row] % tokens;
-      uint8_t data[528];
-      struct kvp_geometry one;
-      assert_int_equal(kvp_geometry_init(kvp_format_get(KVP_FORMAT_V41), 0, 1, 1, 1, &one, NULL), KVP_OK);
-      int32_t slot = 0;
-      uint8_t single[1056];
-      struct kvp_store_params alone = {
-          .layer = {single, &one}, .source = {source + row * 1024, 1024}, .slots = &slot, .row_count = 1};
-      reference_store(&alone, &counts);
-      memcpy(data, region + block * geometry.block_stride_bytes + offset * 528, sizeof(data));
-      assert_memory_equal(data, single, sizeof(data));
-      assert_memory_equal(out + (uint64_t)outputs[row] * 1024, expected + row * 1024, 1024);
-    }
+    check_far(variant, &geometry, region, out, source.base);
     (void)madvise(region, geometry.region_bytes, MADV_DONTNEED);
-    (void)madvise(out, out_bytes, MADV_DONTNEED);
+    (void)madvise(out, far_total_k * far_row_bytes, MADV_DONTNEED);
   }
+  guarded_free(&source);
   (void)munmap(region, geometry.region_bytes);
-  (void)munmap(out, out_bytes);
+  (void)munmap(out, far_total_k * far_row_bytes);
 }
 
 int main(int argc, char **argv) {

@@ -54,22 +54,22 @@ static void test_bf16_rounding(void **state) {
 }
 
 /* One store of rows 0 .. n - 1 to slots 0 .. n - 1. */
-static void store_in_order(const struct kvp_geometry *geometry, uint8_t *region, uint8_t *rows, const int32_t *slots,
+static void store_in_order(struct kvp_layer layer, const struct guarded *rows, const int32_t *slots,
                            uint64_t row_count, const struct kvp_host_variant *variant) {
-  struct kvp_store_params params = {.layer = {region, geometry},
-                                    .source = {rows, geometry->sizes.row_bytes},
+  struct kvp_store_params params = {.layer = layer,
+                                    .source = {rows->base, layer.geometry->sizes.row_bytes},
                                     .slots = slots,
                                     .row_count = row_count};
   struct kvp_op_counts counts = {0};
   if (variant == NULL) {
     reference_store(&params, &counts);
   } else {
-    variant->store[geometry->format->id](&params, 0, row_count, &counts);
+    variant->store[layer.geometry->format->id](&params, 0, row_count, &counts);
   }
   assert_int_equal(counts.rows_stored, row_count);
 }
 
-static void compare_stores(const struct kvp_format *format, uint8_t *rows, uint64_t row_count) {
+static void compare_stores(const struct kvp_format *format, const struct guarded *rows, uint64_t row_count) {
   struct kvp_geometry geometry;
   uint32_t blocks = (uint32_t)((row_count + tokens_per_block - 1) / tokens_per_block);
   assert_int_equal(kvp_geometry_init(format, 0, tokens_per_block, blocks, 1, &geometry, NULL), KVP_OK);
@@ -80,11 +80,11 @@ static void compare_stores(const struct kvp_format *format, uint8_t *rows, uint6
   for (uint64_t i = 0; i < row_count; i++) {
     slots[i] = (int32_t)i;
   }
-  store_in_order(&geometry, expected.base, rows, slots, row_count, NULL);
+  store_in_order((struct kvp_layer){expected.base, &geometry}, rows, slots, row_count, NULL);
   const struct kvp_host_variant *variant;
   for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
     memset(actual.base, 0xA5, actual.bytes);
-    store_in_order(&geometry, actual.base, rows, slots, row_count, variant);
+    store_in_order((struct kvp_layer){actual.base, &geometry}, rows, slots, row_count, variant);
     assert_memory_equal(actual.base, expected.base, expected.bytes);
   }
   free(slots);
@@ -104,7 +104,7 @@ static void check_every_amax(const struct kvp_format *format) {
   for (uint32_t bits = 0; bits < bf16_count; bits++) {
     put(rows.base, bits * group + bits % group, bits);
   }
-  compare_stores(format, rows.base, bf16_count * group / format->quantized_elements);
+  compare_stores(format, &rows, bf16_count * group / format->quantized_elements);
   guarded_free(&rows);
 }
 
@@ -127,7 +127,7 @@ static void check_every_value(const struct kvp_format *format, uint32_t amax) {
     }
   }
   assert_int_equal(magnitude, amax);
-  compare_stores(format, rows.base, row_count);
+  compare_stores(format, &rows, row_count);
   guarded_free(&rows);
 }
 

@@ -51,8 +51,7 @@ static void run_init(struct run *run, const struct case_file *file, const struct
   run->cache = guarded_make(run->geometry.region_bytes, true, (uint8_t)case_file_number(file, "cache_fill"));
 }
 
-/* cast_back NULL: none. */
-static void run_store(struct run *run, uint8_t *cast_back) {
+static void run_store(struct run *run, struct kvp_rows cast_back) {
   const struct case_array *slots = case_file_array(run->file, "slots");
   const struct kvp_format_sizes *sizes = &run->geometry.sizes;
   struct kvp_store_params params = {
@@ -60,7 +59,7 @@ static void run_store(struct run *run, uint8_t *cast_back) {
       .source = {case_file_array(run->file, "rows")->data, sizes->row_bytes},
       .slots = (const void *)slots->data,
       .row_count = slots->rows,
-      .cast_back = {cast_back, sizes->row_bytes},
+      .cast_back = cast_back,
   };
   struct kvp_op_counts counts = {0};
   run->variant->store[run->geometry.format->id](&params, 0, params.row_count, &counts);
@@ -105,7 +104,7 @@ static void check_cast_back(struct run *run) {
   uint32_t row_bytes = run->geometry.sizes.row_bytes;
   struct guarded back = guarded_make(slots->rows * row_bytes, true, 0x5A);
   struct guarded row = guarded_make(row_bytes, true, 0x5A);
-  run_store(run, back.base);
+  run_store(run, (struct kvp_rows){back.base, row_bytes});
   const struct case_array *cache = case_file_array(run->file, "cache");
   expect_bytes("cache after a store with cast-back", run->cache.base, cache->data, cache->bytes);
   uint32_t compared = 0;
@@ -138,7 +137,7 @@ static void check_case(const char *directory, const char *name, const struct kvp
   case_file_read(path, &file);
   struct run run;
   run_init(&run, &file, variant);
-  run_store(&run, NULL);
+  run_store(&run, (struct kvp_rows){0});
   const struct case_array *cache = case_file_array(&file, "cache");
   expect_bytes("cache", run.cache.base, cache->data, cache->bytes);
   check_load(&run);

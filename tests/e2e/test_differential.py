@@ -39,6 +39,14 @@ class Layout:
         assert self.end <= self.buffer.bytes
         return Rows(offset, rows, row_bytes, stride)
 
+    def place_scales(self, out, row_bytes):
+        """Rows of 4 bytes: side by side, spread out, or in the gaps between the rows of `out`."""
+        if out.stride >= out.row_bytes + 16 and self.rng.random() < 0.5:
+            self.end += 16  # the last row's lie behind it
+            return Rows(out.offset + out.row_bytes, out.rows, row_bytes, out.stride)
+        scales = self.place(out.rows, row_bytes)
+        return Rows(scales.offset, out.rows, row_bytes, int(self.rng.choice([4, 8, scales.stride])))
+
     def place_array(self, values):
         offset = self.end
         self.end = (offset + values.nbytes + 15) // 16 * 16 + 16 * int(self.rng.integers(1, 5))
@@ -197,7 +205,7 @@ class Bench:
         rng, fmt = self.rng, self.format
         segments, total_k = random_segments(rng, self.geometry, ROWS_MAX)
         out = self.layout.place(total_k + int(rng.choice([0, 0, 3])), fmt.loaded_row_bytes)
-        scales = self.layout.place(out.rows, fmt.loaded_scale_bytes) if fmt.is_index else None
+        scales = self.layout.place_scales(out, fmt.loaded_scale_bytes) if fmt.is_index else None
         index, unchecked = self.add_array(step, segments)
         step.load(self.region_ref, index, total_k, out.view(self.buffer), scales and scales.view(self.buffer))
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from support.catalogue import V41, Geometry
-from support.daemon import wait_until
 from support.errors import GRPC_CODE_OF, RpcFailure, StepFailure
+from support.process import wait_until
 from support.traffic import Lane, random_rows
 
 GIB = 1 << 30
@@ -26,11 +26,11 @@ def test_sessions(start_daemon):
     client = start_daemon("--sessions-max", 3).client()
     assert client.info().limits.sessions_max == 3
     opened = [client.open_session(f"s{i}") for i in range(3)]
-    refusal = refused(lambda: client.open_session("one too many"), "busy")
+    refusal = refused(lambda: client.open_session("too-many"), "busy")
     assert "3" in refusal.message
     opened[1].close()
     wait_until(lambda: len(client.list_sessions()) == 2, "the closed session gone")
-    again = client.open_session("fits again")
+    again = client.open_session("again")
     assert len({s.id for s in opened} | {again.id}) == 4, "a session id came back"
     assert len(client.list_sessions()) == 3
 

@@ -14,8 +14,9 @@ import pytest
 from support import memory as raw_memory
 from support import reference
 from support.catalogue import V41, Geometry
-from support.daemon import Daemon, is_running, wait_until
+from support.daemon import Daemon
 from support.errors import RpcFailure, StepFailure
+from support.process import is_running, wait_until
 from support.stubs import pb
 from support.traffic import Lane, random_rows
 
@@ -328,9 +329,8 @@ def test_client_with_steps_in_flight(daemon, client, pool_name, rng):
         victim.stdout.close()
         wait_until(lambda: told["session"] not in [s.session_id for s in client.list_sessions()], "its session gone")
         wait_until(lambda: client.pool(pool.pool_id).free_blocks == BLOCKS - 8, "its blocks free")
-        names = [t for pid in (daemon.pid, *daemon.executor_pids()) for _, t in raw_memory.descriptors(pid)]
-        for buffer_id in told["buffers"]:
-            assert not any(f"kvpool-buffer:{buffer_id}:" in name for name in names), "its buffer is still there"
+        names = set().union(*map(raw_memory.names, (daemon.pid, *daemon.executor_pids())))
+        assert not names & {f"kvpool-buffer:{buffer_id}" for buffer_id in told["buffers"]}, "its buffers are there"
         worker.wait_progress()
     worker.stop()
     assert worker.lost == 0, "another session noticed"

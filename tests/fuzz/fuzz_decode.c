@@ -49,7 +49,8 @@ static void check_taken_again(const ProtobufCMessageDescriptor *type, const Prot
   assert(protobuf_c_message_pack(body, wire) == bytes);
   struct kvp_rpc_message *again = NULL;
   struct kvp_error error;
-  const enum kvp_status status = kvp_rpc_decode(type, wire, bytes, 2 * kvp_message_arena_bytes_max, &again, &error);
+  const enum kvp_status status =
+      kvp_rpc_decode(type, wire, bytes, (size_t)2 * kvp_message_arena_bytes_max, &again, &error);
   assert(status == KVP_OK);
   (void)status;
   kvp_rpc_message_unref(again);
@@ -61,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     return 0;
   }
   const ProtobufCMessageDescriptor *type = types[data[0] % (sizeof types / sizeof types[0])];
-  const size_t arena_bytes = data[1] < 128 ? kvp_message_arena_bytes_max : (size_t)(data[1] - 128) * 64;
+  const size_t arena_bytes = data[1] < 128 ? kvp_message_arena_bytes_max : 64 * ((size_t)data[1] - 128);
   struct kvp_rpc_message *message = NULL;
   struct kvp_error error;
   const enum kvp_status status = kvp_rpc_decode(type, data + 2, bytes - 2, arena_bytes, &message, &error);

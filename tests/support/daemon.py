@@ -13,6 +13,7 @@ import grpc
 
 from support import memory
 from support.client import Client
+from support.process import children, is_running, wait_until
 from support.stubs import pb
 
 START_SECONDS_MAX = 60
@@ -31,48 +32,6 @@ def kvpoold_path():
 
 def executor_path():
     return build_dir() / "server" / "executor" / "kvpool-exec"
-
-
-def wait_until(condition, what, seconds=60.0):
-    """The first true value of condition(); a bound against hanging, not a measurement."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"still not after {seconds} s: {what}"
-        time.sleep(0.01)
-
-
-def process_state(pid):
-    """The state letter of /proc/PID/stat; None when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def is_running(pid):
-    return process_state(pid) not in (None, "Z", "X")
-
-
-def children(pid):
-    """Processes whose parent this is, dead ones not included."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                fields = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[1]) == pid and fields[0] not in "ZX":
-                found.append(int(entry))
-    return found
-
-
-def cpu_seconds(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Daemon:
@@ -115,22 +74,24 @@ class Daemon:
         return client
 
     def wait_serving(self, seconds=START_SECONDS_MAX):
-        client = self.client()
+        def listening():
+            assert self.process.poll() is None, f"kvpoold exited with {self.process.returncode}:\n{self.log}"
+            return self.socket.exists()
 
         def serving():
             assert self.process.poll() is None, f"kvpoold exited with {self.process.returncode}:\n{self.log}"
+            client = Client(f"unix:{self.socket}")  # a new one each time: gRPC waits long after a failed connect
             try:
                 info = client.rpc.GetServerInfo(pb.GetServerInfoRequest(), timeout=5)
             except grpc.RpcError as error:
                 assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), error
                 return False
+            finally:
+                client.close()
             return bool(info.devices) and all(d.state == pb.DEVICE_SERVING for d in info.devices)
 
-        try:
-            wait_until(serving, f"devices serving; log:\n{self.log}", seconds)
-        finally:
-            client.close()
-            self.clients.remove(client)
+        wait_until(listening, "the socket", seconds)
+        wait_until(serving, "devices serving", seconds)
         self.note_processes()
 
     def executor_pids(self):
@@ -142,21 +103,18 @@ class Daemon:
         for pid in (self.pid, *self.seen_executors):
             self.seen_memory |= memory.identities(pid)
 
-    def region_memory(self, pool, region, device=None):
-        return memory.RawMemory.of_region(self._holder(device), pool, region)
+    def region_memory(self, pool, region, device="host:0"):
+        return memory.RawMemory(self.pid, self._executor_pid(device), f"kvpool:{pool}:{region}")
 
-    def buffer_memory(self, buffer_id, device=None):
-        return memory.RawMemory.of_buffer(self._holder(device), buffer_id)
+    def buffer_memory(self, buffer_id, device="host:0"):
+        return memory.RawMemory(self.pid, self._executor_pid(device), f"kvpool-buffer:{buffer_id}")
 
-    def _holder(self, device):
-        if device is None:
-            return self.pid
-        client = self.client()
+    def _executor_pid(self, device):
+        client = Client(f"unix:{self.socket}")
         try:
-            return next(d.executor_pid for d in client.info().devices if d.name == device)
+            return client.device(device).executor_pid
         finally:
             client.close()
-            self.clients.remove(client)
 
     def stop(self, expect_status=0):
         """SIGTERM, and everything must be gone."""

@@ -6,9 +6,6 @@ import re
 
 import numpy as np
 
-_LINK = re.compile(r"^/memfd:(kvpool[^ ]*):(\d+)(?: \(deleted\))?$")
-
-
 def descriptors(pid):
     """(fd path, link target) of every kvpool memfd a process holds."""
     found = []
@@ -25,6 +22,11 @@ def descriptors(pid):
         if target.startswith("/memfd:kvpool"):
             found.append((f"{folder}/{name}", target))
     return found
+
+
+def names(pid):
+    """Names of the kvpool memfds a process holds."""
+    return {target.split(" ")[0].removeprefix("/memfd:") for _, target in descriptors(pid)}
 
 
 def identities(pid):
@@ -67,31 +69,30 @@ def owner_table(pid, pool):
     return np.frombuffer(data[:len(data) // 8 * 8], "<u8")
 
 
-class RawMemory:
-    """The chunks of one memory in order; offsets run over all of them, page padding at the end included."""
+def _mapped_inodes(pid, name):
+    """Inodes of the chunks of a memory, which share its name, in the order in which a process has them mapped."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        fields = [line.split(None, 5) for line in maps]
+    wanted = re.compile(rf"/memfd:{re.escape(name)}(:\d+)?( \(deleted\))?")
+    return list(dict.fromkeys(int(f[4]) for f in fields if len(f) == 6 and wanted.fullmatch(f[5].strip())))
 
-    def __init__(self, pid, name):
-        paths = {}
-        for path, target in descriptors(pid):
-            match = _LINK.match(target)
-            if match and match.group(1) == name:
-                paths.setdefault(int(match.group(2)), path)
-        assert sorted(paths) == list(range(len(paths))) and paths, \
-            f"no memory {name} in process {pid}: {[t for _, t in descriptors(pid)]}"
+
+class RawMemory:
+    """The chunks of one memory in order; offsets run over all of them, page padding at the end included.
+
+    The executor says which memfds they are and in what order, the supervisor holds the descriptors.
+    """
+
+    def __init__(self, supervisor_pid, executor_pid, name):
+        paths = {os.stat(path).st_ino: path for path, _ in descriptors(supervisor_pid)}
+        order = _mapped_inodes(executor_pid, name)
+        assert order, f"process {executor_pid} has no memory {name} mapped"
         self.maps, self.chunks, self.fds = [], [], []
-        for chunk in sorted(paths):
-            fd = os.open(paths[chunk], os.O_RDWR | os.O_CLOEXEC)
+        for inode in order:
+            fd = os.open(paths[inode], os.O_RDWR | os.O_CLOEXEC)
             self.fds.append(fd)
             self.maps.append(mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED))
             self.chunks.append(np.frombuffer(self.maps[-1], np.uint8))
-
-    @classmethod
-    def of_region(cls, pid, pool, region):
-        return cls(pid, f"kvpool:{pool}:{region}")
-
-    @classmethod
-    def of_buffer(cls, pid, buffer_id):
-        return cls(pid, f"kvpool-buffer:{buffer_id}")
 
     @property
     def bytes(self):

@@ -248,7 +248,7 @@ static void test_complaints_about_pools(void **state) {
   expect_pool_complaint("{ name = \"x\"; block_size = 64; num_blocks = 1; regions = (\n"
                         "{ name = \"kv\"; format = \"v41\"; num_layers = 1; },\n"
                         "{ name = \"kv\"; format = \"v41\"; num_layers = 1; } ); }",
-                        "2", "regions 0 and 1 are both named 'kv'");
+                        "4", "regions 0 and 1 are both named 'kv'");
   expect_pool_complaint("{ name = \"x\"; block_size = 64; num_blocks = 1; placements = [ \"host:7\" ]; " POOL_REGIONS
                         " }",
                         "2", "placement \"host:7\" is no device");

@@ -176,19 +176,18 @@ static void test_ready_request_stop(void **state) {
 static void test_only_its_fds_are_inherited(void **state) {
   (void)state;
   struct watch watch;
-  int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  assert_true(other > 3);
+  int other = fcntl(0, F_DUPFD_CLOEXEC, 20);
+  assert_true(other >= 20);
   watch_start(&watch, "fds");
   watch_until(&watch, 'R', 1);
-  char sorted[8] = {0}; /* the order of a directory is its own */
+  bool seen[10] = {false}; /* the order of a directory is its own */
   const char *description = kvp_executor_link_info(watch.link)->description;
-  for (const char *at = description; *at != '\0' && strlen(sorted) < sizeof sorted - 1; at++) {
-    if (*at != ' ') {
-      sorted[*at - '1'] = *at;
-    }
+  for (const char *at = description; *at != '\0'; at += 2) {
+    assert_true(at[1] == ' ' && *at >= '1' && *at <= '9'); /* "1 2 3 " */
+    seen[*at - '0'] = true;
   }
-  assert_int_equal(strlen(description), strlen("1 2 3 "));
-  assert_string_equal(sorted, "123");
+  assert_int_equal(strlen(description), 6);
+  assert_true(seen[1] && seen[2] && seen[3]);
   watch_end(&watch);
   assert_int_equal(close(other), 0);
 }
@@ -406,6 +405,16 @@ static void test_memory_of_a_dying_executor(void **state) {
   watch_end(&watch);
 }
 
+/* libuv keeps a pipe for signals from its first child on: not a leak of ours. */
+static int warm_up(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "good");
+  watch_until(&watch, 'R', 1);
+  watch_end(&watch);
+  return 0;
+}
+
 int main(void) {
   kvp_log_set_level(KVP_LOG_ERROR);
   const struct CMUnitTest tests[] = {
@@ -425,5 +434,5 @@ int main(void) {
       cmocka_unit_test(test_memory_destroyed_while_made),
       cmocka_unit_test(test_memory_of_a_dying_executor),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, warm_up, NULL);
 }

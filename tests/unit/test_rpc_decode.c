@@ -265,13 +265,13 @@ static const ProtobufCMessageDescriptor nested_descriptor = {.magic = PROTOBUF_C
                                                              .n_field_ranges = 1,
                                                              .field_ranges = nested_ranges};
 
-static enum kvp_status check_depth(unsigned depth, struct kvp_error *error) {
+static enum kvp_status check_depth(size_t depth, struct kvp_error *error) {
   uint8_t wire[2 * 100];
-  for (unsigned i = 0; i < depth; i++) {
+  for (size_t i = 0; i < depth; i++) {
     wire[2 * i] = 0x0A;
     wire[2 * i + 1] = (uint8_t)(2 * (depth - i - 1));
   }
-  return kvp_rpc_wire_check(&nested_descriptor, wire, 2 * (size_t)depth, error);
+  return kvp_rpc_wire_check(&nested_descriptor, wire, 2 * depth, error);
 }
 
 static void depth_is_limited(void **state) {

@@ -1,0 +1,120 @@
+/* libFuzzer: bytes -> a step through the executor's intake; what is accepted runs.
+ *
+ * The first byte: bit 0 leaves magic, version and length as they came (they are put right otherwise), bit 1 makes the
+ * ring one that may not carry the daemon's own ops. The rest is the step. Regions, buffers, owner table and the step
+ * itself are allocations of their exact sizes, so that a byte touched outside of them is seen.
+ */
+#include <assert.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/owner_entry.h"
+#include "server/executor/device_host.h"
+#include "server/executor/intake.h"
+#include "tests/fuzz/intake_world.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+enum { keeps_header = 1, is_foreign_ring = 2 };
+
+static struct kvp_objects objects;
+static struct kvp_pool pool;
+static struct kvp_buffer buffers[intake_world_buffers];
+
+static void *allocate(uint64_t bytes) {
+  void *memory = aligned_alloc(32, (bytes + 31) / 32 * 32);
+  assert(memory != NULL);
+  memset(memory, 0x3C, bytes);
+  return memory;
+}
+
+static void world_build(void) {
+  uint64_t *owners = malloc(intake_world_blocks * sizeof *owners);
+  assert(owners != NULL);
+  for (uint32_t i = 0; i < intake_world_blocks; i++) {
+    owners[i] = intake_world_owner_entry(i);
+  }
+  pool.id = intake_world_pool;
+  pool.num_blocks = intake_world_blocks;
+  pool.owner_entries = (_Atomic uint64_t *)(void *)owners;
+  pool.region_count = intake_world_regions;
+  for (uint32_t i = 0; i < intake_world_regions; i++) {
+    const struct intake_world_region *spec = &intake_world_region_specs[i];
+    struct kvp_region *region = &pool.regions[i];
+    enum kvp_status status = kvp_geometry_init(kvp_format_get(spec->format), spec->width, spec->tokens_per_block,
+                                               intake_world_blocks, intake_world_layers, &region->geometry, NULL);
+    assert(status == KVP_OK);
+    region->base = allocate(region->geometry.region_bytes);
+  }
+  bool added = kvp_id_table_add(&objects.pools, pool.id, &pool);
+  for (uint32_t i = 0; i < intake_world_buffers; i++) {
+    buffers[i] = (struct kvp_buffer){
+        .id = i + 1, .base = allocate(intake_world_buffer_bytes), .bytes = intake_world_buffer_bytes};
+    buffers[i].owner = i == 1 ? intake_world_other_session : intake_world_session;
+    added = kvp_id_table_add(&objects.buffers, buffers[i].id, &buffers[i]) && added;
+  }
+  assert(added);
+}
+
+static void step_run(struct kvp_step *step) {
+  for (uint32_t i = 0; i < step->op_count; i++) {
+    struct kvp_device_op *op = &step->ops[i].device;
+    const uint64_t units = kvp_host_op_units(op);
+    for (uint64_t unit = 0; unit < units; unit++) {
+      kvp_host_op_run(op, unit, &op->counts);
+    }
+  }
+  uint8_t *report = malloc(kvp_step_report_bytes(step) + 1);
+  assert(report != NULL);
+  kvp_step_report_write(step, report);
+  free(report);
+}
+
+static void refusal_check(const struct kvp_error *error, enum kvp_status status) {
+  assert(error->status == (int32_t)status && error->text[0] != '\0');
+  assert(memchr(error->text, '\0', sizeof error->text) != NULL);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+  static struct kvp_intake intake;
+  if (intake.objects == NULL) {
+    world_build();
+    intake.objects = &objects;
+    intake.completion_bytes_max = 1 << 20;
+  }
+  if (bytes < 1 || bytes > kvp_step_bytes_max) {
+    return 0;
+  }
+  const uint8_t flags = data[0];
+  struct kvp_step step = {.wire_bytes = (uint32_t)(bytes - 1)};
+  step.wire = malloc(bytes); /* one byte more than the step, which ends where the allocation does */
+  assert(step.wire != NULL);
+  uint8_t *allocation = step.wire;
+  if ((bytes - 1) % 8 == 0) {
+    step.wire = realloc(step.wire, bytes - 1 + (bytes == 1));
+    allocation = step.wire;
+  }
+  memcpy(step.wire, data + 1, bytes - 1);
+  if ((flags & keeps_header) == 0 && bytes > sizeof(struct kvp_wire_step)) {
+    struct kvp_wire_step header;
+    memcpy(&header, step.wire, sizeof header);
+    header.magic = KVP_WIRE_STEP_MAGIC;
+    header.version = KVP_WIRE_VERSION;
+    header.bytes = step.wire_bytes;
+    memcpy(step.wire, &header, sizeof header);
+  }
+  intake.allows_daemon_ops = (flags & is_foreign_ring) == 0;
+  struct kvp_error error;
+  enum kvp_status status = kvp_intake_check(&intake, &step, &error);
+  if (status == KVP_OK) {
+    kvp_step_hold_objects(&step);
+    step_run(&step);
+    kvp_step_release_objects(&step);
+  } else {
+    refusal_check(&error, status);
+  }
+  free(allocation);
+  kvp_arena_deinit(&step.arena);
+  return 0;
+}

@@ -1,0 +1,118 @@
+/* Writes the intake fuzzer's seeds: one good step of each kind of op, and a few that are mixed.
+ *
+ *   make_intake_seeds FOLDER
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/fuzz/intake_world.h"
+#include "tests/unit/exec_harness.h"
+
+static void write_seed(const char *folder, const char *name, uint8_t flags, struct step_encoder *encoder) {
+  char path[1024];
+  uint32_t bytes = 0;
+  uint8_t *encoded = step_encoder_encode(encoder, &bytes);
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "we");
+  HARNESS_CHECK(file != NULL);
+  HARNESS_CHECK(fwrite(&flags, 1, 1, file) == 1 && fwrite(encoded, 1, bytes, file) == bytes);
+  HARNESS_CHECK(fclose(file) == 0);
+  free(encoded);
+  step_encoder_deinit(encoder);
+}
+
+static void add_store(struct step_encoder *encoder, uint32_t region, uint32_t row_bytes, bool has_cast_back) {
+  static const int32_t slots[] = {0, -1, 2, 1, 16};
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_STORE);
+  op->pool_id = intake_world_pool;
+  op->region = region;
+  op->source = step_view(1, 0, 6, row_bytes, row_bytes);
+  if (has_cast_back) {
+    op->second = step_view(3, 1024, 6, row_bytes, row_bytes);
+  }
+  op->arrays[0] = step_encoder_array(encoder, slots, region == 3 ? 12 : sizeof slots);
+}
+
+static void add_load(struct step_encoder *encoder, uint32_t region, uint32_t row_bytes, bool has_scales) {
+  static const int32_t segments[] = {1, 0, 1, 8, -1, 0, 1, 0, 0, 0, 1, 2, 4, 0, 0, 3};
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_LOAD);
+  op->pool_id = intake_world_pool;
+  op->region = region;
+  op->layer = 1;
+  op->total_k = 10;
+  op->source = step_view(3, 0, 12, row_bytes, row_bytes);
+  if (has_scales) {
+    op->second = step_view(1, 4096, 12, 4, 4);
+  }
+  op->arrays[0] = step_encoder_array(encoder, segments, sizeof segments);
+}
+
+static void add_transfers(struct step_encoder *encoder) {
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_BUFFER_WRITE);
+  op->source = step_view(1, 3, 2, 5, 7);
+  op->arrays[0] = step_encoder_array(encoder, "0123456789", 10);
+  op = step_encoder_op(encoder, KVP_OP_BUFFER_READ);
+  op->source = step_view(1, 3, 2, 5, 7);
+  op = step_encoder_op(encoder, KVP_OP_BUFFER_FILL);
+  op->source = step_view(3, 100, 3, 9, 32);
+  op->argument = 7;
+  op = step_encoder_op(encoder, KVP_OP_REGION_READ);
+  op->pool_id = intake_world_pool;
+  op->argument = 50;
+  op->total_k = 200;
+}
+
+static void begin(struct step_encoder *encoder, uint32_t owner) {
+  step_encoder_init(encoder, 1, owner, intake_world_epoch);
+}
+
+int main(int argc, char **argv) {
+  static const uint32_t row_bytes[] = {1024, 256, 16, 1024};
+  static const uint32_t loaded_bytes[] = {1024, 64, 16, 1024};
+  struct step_encoder encoder;
+  char name[64];
+  HARNESS_CHECK(argc == 2);
+  for (uint32_t region = 0; region < intake_world_regions; region++) {
+    (void)snprintf(name, sizeof name, "store_%u", region);
+    begin(&encoder, intake_world_session);
+    add_store(&encoder, region, row_bytes[region], region != 1);
+    write_seed(argv[1], name, 0, &encoder);
+    (void)snprintf(name, sizeof name, "load_%u", region);
+    begin(&encoder, region == 2 ? 0 : intake_world_session);
+    add_load(&encoder, region, loaded_bytes[region], region == 1);
+    write_seed(argv[1], name, 0, &encoder);
+  }
+  begin(&encoder, intake_world_session);
+  add_transfers(&encoder);
+  write_seed(argv[1], "transfers", 0, &encoder);
+  begin(&encoder, intake_world_session);
+  add_transfers(&encoder);
+  write_seed(argv[1], "foreign_ring", 2, &encoder);
+
+  begin(&encoder, intake_world_session);
+  add_store(&encoder, 2, 16, false);
+  add_load(&encoder, 2, 16, false);
+  encoder.ops[0].arrays[0] = step_encoder_buffer_array(&encoder, 3, 128, 40);
+  encoder.ops[1].arrays[0] = step_encoder_buffer_array(&encoder, 1, 256, 48);
+  encoder.ops[1].source = step_view(3, 8192, 64, 16, 32);
+  write_seed(argv[1], "buffer_arrays", 0, &encoder);
+
+  begin(&encoder, 0); /* a long segment, shared by two layers */
+  const int32_t segments[] = {1, 0, 600, 0, 2, 10, 20, 700};
+  for (uint32_t layer = 0; layer < 2; layer++) {
+    add_load(&encoder, 2, 16, false);
+    encoder.ops[layer].layer = layer;
+    encoder.ops[layer].total_k = 710;
+    encoder.ops[layer].source = step_view(3, (uint64_t)layer * 16, 710, 16, 32);
+    if (layer == 0) {
+      encoder.ops[0].arrays[0] = step_encoder_array(&encoder, segments, sizeof segments);
+    } else {
+      encoder.ops[1].arrays[0] = encoder.ops[0].arrays[0];
+    }
+  }
+  write_seed(argv[1], "long_segment", 0, &encoder);
+  begin(&encoder, intake_world_session);
+  write_seed(argv[1], "empty", 1, &encoder);
+  return 0;
+}
