@@ -201,6 +201,7 @@ kvpool_status kvp_call_new(kvpool_client *client, enum kvp_method method, const 
 }
 
 static void call_start_batch(struct kvp_call *call, const grpc_op *ops, size_t count, struct kvp_tag *tag) {
+  atomic_fetch_add_explicit(&call->client->handovers, 1, memory_order_release);
   grpc_call_error failed = grpc_call_start_batch(call->call, ops, count, tag, NULL);
   assert(failed == GRPC_CALL_OK);
 }

@@ -97,6 +97,7 @@ static void *library_thread(void *argument) {
     if (event.type == GRPC_QUEUE_SHUTDOWN) {
       return NULL;
     }
+    (void)atomic_load_explicit(&client->handovers, memory_order_acquire);
     struct kvp_tag *tag = event.tag;
     tag->run(tag->call, event.success != 0);
   }

@@ -36,34 +36,19 @@ static void error_clear(kvpool_error *error, kvpool_status status) {
   error->position = -1;
 }
 
-kvpool_status kvp_fail(kvpool_error *error, kvpool_status status, const char *format, ...) {
-  if (error != NULL) {
-    va_list arguments;
-    va_start(arguments, format);
-    error_clear(error, status);
-    (void)vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
+void kvp_error_fill(kvpool_error *error, kvpool_status status, const char *array, int64_t position, int64_t value,
+                    const char *format, ...) {
+  if (error == NULL) {
+    return;
   }
-  return status;
-}
-
-kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position,
-                          int64_t value, const char *format, ...) {
-  if (error != NULL) {
-    va_list arguments;
-    va_start(arguments, format);
-    error_clear(error, status);
-    error->position = position;
-    error->value = value;
-    (void)snprintf(error->array, sizeof error->array, "%s", array);
-    (void)vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
-  }
-  return status;
-}
-
-kvpool_status kvp_fail_no_memory(kvpool_error *error) {
-  return kvp_fail(error, KVPOOL_NO_MEMORY, "this process is out of memory");
+  va_list arguments;
+  va_start(arguments, format);
+  error_clear(error, status);
+  error->position = position;
+  error->value = value;
+  (void)snprintf(error->array, sizeof error->array, "%s", array);
+  (void)vsnprintf(error->text, sizeof error->text, format, arguments);
+  va_end(arguments);
 }
 
 kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail *detail) {

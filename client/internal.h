@@ -34,13 +34,15 @@ enum {
 
 /* ---- errors: error.c ---- */
 
-/* Fills *error (NULL is allowed) and returns status. */
-kvpool_status kvp_fail(kvpool_error *error, kvpool_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-/* The same for one element of an array. */
-kvpool_status kvp_fail_at(kvpool_error *error, kvpool_status status, const char *array, int64_t position,
-                          int64_t value, const char *format, ...) __attribute__((format(printf, 6, 7)));
-kvpool_status kvp_fail_no_memory(kvpool_error *error);
+void kvp_error_fill(kvpool_error *error, kvpool_status status, const char *array, int64_t position, int64_t value,
+                    const char *format, ...) __attribute__((format(printf, 6, 7)));
+
+/* Fill *error (NULL is allowed) and are the status; macros, so that whoever reads `return kvp_fail(...)`, compilers
+ * included, sees which. kvp_fail_at: about one element of an array. */
+#define kvp_fail(error, status, ...) (kvp_error_fill((error), (status), "", -1, 0, __VA_ARGS__), (status))
+#define kvp_fail_at(error, status, array, position, value, ...)                                                      \
+  (kvp_error_fill((error), (status), (array), (position), (value), __VA_ARGS__), (status))
+#define kvp_fail_no_memory(error) kvp_fail(error, KVPOOL_NO_MEMORY, "this process is out of memory")
 /* From the protocol's own detail. */
 kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail *detail);
 /* From a call's gRPC status and trailing metadata. target: for the text. Not for an OK status. */
@@ -135,6 +137,7 @@ struct kvpool_client {
   grpc_completion_queue *completions;
   void *methods[kvp_method_count];
   pthread_t thread;
+  atomic_uint handovers; /* batches so far: what a thread wrote before one, the library thread sees after it */
   pthread_mutex_t lock; /* guards the rest */
   pthread_cond_t drained;
   bool closing;

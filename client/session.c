@@ -80,6 +80,7 @@ static void session_end(kvpool_session *session, const kvpool_error *why) {
 
 static void session_on_opened(kvpool_session *session, const Kvpool__V1__SessionOpened *opened) {
   bool is_whole = opened->session != NULL && opened->session->secret.len == kvp_secret_bytes;
+  kvp_session_saw_epoch(session, opened->epoch);
   pthread_mutex_lock(&session->lock);
   if (is_whole && !session->opened) {
     session->id = opened->session->session_id;
@@ -88,7 +89,6 @@ static void session_on_opened(kvpool_session *session, const Kvpool__V1__Session
     pthread_cond_broadcast(&session->changed);
   }
   pthread_mutex_unlock(&session->lock);
-  kvp_session_saw_epoch(session, opened->epoch);
 }
 
 static void session_on_device_lost(kvpool_session *session, const Kvpool__V1__DeviceLost *lost) {
@@ -258,15 +258,15 @@ kvpool_status kvpool_session_open(kvpool_client *client, const kvpool_session_op
   session->client = client;
   session->on_event = used.on_event;
   session->context = used.context;
-  atomic_init(&session->references, 2); /* the user's and the stream's */
+  atomic_init(&session->references, 1);
   kvp_sync_init(&session->lock, &session->changed);
   kvp_client_ref(client);
   status = kvp_call_new(client, KVP_METHOD_OPEN_SESSION, &session_events, session, &session->call, error);
   if (status != KVPOOL_OK) {
     kvp_session_unref(session);
-    kvp_session_unref(session);
     return status;
   }
+  kvp_session_ref(session); /* the stream's, given back in session_on_closed */
   kvp_call_start_stream(session->call, session_request(&used), true);
   status = session_wait_opened(session, error);
   if (status != KVPOOL_OK) {

@@ -25,6 +25,7 @@ passed=0
 failed=0
 skipped=0
 broken=()
+running= # the stage's process
 
 # ---- counting ------------------------------------------------------------------------------------------------------
 
@@ -48,9 +49,17 @@ finish() {
   fi
   exit 0
 }
+# In the background, so that a signal to this script is seen at once and ends the stage with it.
+interrupt() {
+  if [[ -n $running ]]; then
+    kill -TERM "$running" 2>/dev/null || true
+    wait "$running" || true
+  fi
+  exit "$1"
+}
 trap finish EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'interrupt 130' INT
+trap 'interrupt 143' TERM
 
 # run NAME SECONDS COMMAND...: with a limit, output to a log. Sets run_status.
 run() {
@@ -58,7 +67,10 @@ run() {
   shift 2
   printf '%-24s ' "$name"
   run_status=0
-  timeout --kill-after=20 "$seconds" "$@" >"$logs/$name.log" 2>&1 </dev/null || run_status=$?
+  timeout --kill-after=20 "$seconds" "$@" >"$logs/$name.log" 2>&1 </dev/null &
+  running=$!
+  wait "$running" || run_status=$?
+  running=
   printf '%4d s  ' "$((SECONDS - started))"
 }
 

@@ -18,7 +18,7 @@ KVP_INLINE bool segment_rows_valid(const struct kvp_geometry *geometry, const st
 
 /* Everything but who owns the block. Rows are valid. */
 KVP_INLINE bool segment_bounds_valid(const struct kvp_load_params *params, const struct kvp_segment *segment) {
-  if (segment->dst_offset < 0 || segment->src_block < -1) {
+  if (segment->dst_offset < 0) {
     return false;
   }
   uint64_t dst_end = (uint64_t)segment->dst_offset + (uint64_t)(segment->src_end - segment->src_begin);

@@ -27,6 +27,10 @@ struct kvp_step {
   uint64_t tag;
   uint8_t *wire; /* the private copy */
   uint32_t wire_bytes;
+  bool accepted;
+  bool acceptance_posted;
+  bool finished;
+  bool posting; /* a message of it waits for room in the completion lane */
   uint64_t charged_bytes;
 
   /* Set by intake. */
@@ -40,11 +44,7 @@ struct kvp_step {
   uint64_t queued_ns;
   struct kvp_device_op signal;
   struct kvp_error error; /* refused: why */
-  bool accepted;
-  bool acceptance_posted;
-  bool finished;
-  bool posting;          /* a message of it waits for room in the completion lane */
-  struct kvp_step *next; /* in the one list it is in: a queue's, or the finished */
+  struct kvp_step *next;  /* in the one list it is in: a queue's, or the finished */
   struct kvp_step *next_posting;
 };
 

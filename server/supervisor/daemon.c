@@ -16,8 +16,9 @@
 #include "server/supervisor/methods.h"
 
 enum {
-  start_look_ms = 50,   /* how often a start looks whether executors keep dying */
-  start_deaths_max = 5, /* of one device before it has served at all */
+  start_look_ms = 50,    /* how often a start looks whether executors keep dying */
+  start_deaths_max = 5,  /* of one device before it has served at all */
+  impatient_signals = 2, /* one to drain, one not to wait; after more nothing is cleaned up any more */
 };
 
 struct kvp_device *kvp_daemon_find_device(struct kvp_daemon *daemon, const char *name, struct kvp_error *error) {
@@ -158,6 +159,7 @@ static void start_devices(struct kvp_daemon *daemon) {
 
 static void on_signal(uv_signal_t *handle, int number) {
   struct kvp_daemon *daemon = handle->data;
+  daemon->signals_seen++;
   kvp_log(KVP_LOG_INFO, "signal", "signal=%d", number);
   switch (daemon->state) {
   case KVP_DAEMON_STARTING:
@@ -168,7 +170,10 @@ static void on_signal(uv_signal_t *handle, int number) {
     kvp_daemon_stop(daemon);
     break;
   case KVP_DAEMON_STOPPING:
-    _exit(1); /* executors see the closed socket, exit, and remove what is left */
+    if (daemon->signals_seen > impatient_signals) {
+      _exit(1); /* executors see the closed socket, exit, and remove what is left */
+    }
+    break;
   }
 }
 

@@ -51,6 +51,7 @@ struct kvp_daemon {
   struct kvp_deferred check; /* draining or stopping may go on */
   uv_timer_t patience; /* STARTING: looks at the executors; later: how long draining and telling sessions may take */
   uv_signal_t signals[2];
+  uint32_t signals_seen;
 };
 
 /* Runs until SIGTERM or SIGINT has been handled. Returns the exit status. */

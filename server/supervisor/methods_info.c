@@ -16,6 +16,9 @@ struct info_reply {
 static Kvpool__V1__DeviceState device_state(const struct kvp_device *device) {
   switch (kvp_executor_link_state(device->link)) {
   case KVP_LINK_SERVING:
+    if (device->daemon->state == KVP_DAEMON_STARTING) {
+      break; /* the configuration's pools are still to come: whoever waits for a device wants them too */
+    }
     return KVPOOL__V1__DEVICE_STATE__DEVICE_SERVING;
   case KVP_LINK_STOPPED:
     return KVPOOL__V1__DEVICE_STATE__DEVICE_STOPPED;
@@ -24,7 +27,9 @@ static Kvpool__V1__DeviceState device_state(const struct kvp_device *device) {
   case KVP_LINK_PAUSED:
     break;
   }
-  return device->served ? KVPOOL__V1__DEVICE_STATE__DEVICE_RESTARTING : KVPOOL__V1__DEVICE_STATE__DEVICE_STARTING;
+  return device->daemon->state == KVP_DAEMON_STARTING || !device->served
+             ? KVPOOL__V1__DEVICE_STATE__DEVICE_STARTING
+             : KVPOOL__V1__DEVICE_STATE__DEVICE_RESTARTING;
 }
 
 static void fill_device(Kvpool__V1__Device *out, const struct kvp_device *device) {

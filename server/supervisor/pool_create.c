@@ -162,6 +162,8 @@ static void fill_defaults(struct kvp_pool *pool, const struct kvp_daemon *daemon
 /* Finds and charges the devices; placement_count says how many have been. */
 static enum kvp_status charge_placements(struct creation *creation, struct kvp_error *error) {
   struct kvp_pool *pool = creation->pool;
+  char what[kvp_name_bytes_max + sizeof "pool ''"];
+  (void)snprintf(what, sizeof what, "pool '%s'", pool->spec.name);
   for (uint32_t i = 0; i < pool->spec.placement_count; i++) {
     struct kvp_device *device = kvp_daemon_find_device(creation->daemon, pool->spec.placements[i], error);
     if (device == NULL) {
@@ -169,8 +171,8 @@ static enum kvp_status charge_placements(struct creation *creation, struct kvp_e
     }
     enum kvp_status status = kvp_device_check_serving(device, error);
     if (status == KVP_OK) {
-      status = kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_POOL, pool->spec.name,
-                                 pool->bytes_per_placement, error);
+      status =
+          kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_POOL, what, pool->bytes_per_placement, error);
     }
     if (status != KVP_OK) {
       return status;

@@ -48,13 +48,13 @@ static void pool_restored(struct restore_pool *item) {
     kvp_pool_placement(pool, restore->device)->attached = true;
     kvp_log(KVP_LOG_INFO, "pool_restored", "pool=%" PRIu64 " name=%s device=%s", pool->id, pool->spec.name,
             restore->device->name);
-  } else {
+  } else if (item->error.status != KVP_DEVICE_LOST) { /* that the next executor makes good */
     kvp_log(KVP_LOG_ERROR, "pool_lost", "pool=%" PRIu64 " name=%s device=%s status=%s text=\"%s\"", pool->id,
             pool->spec.name, restore->device->name, kvp_status_name((enum kvp_status)item->error.status),
             item->error.text);
-    if (restore->error.status == KVP_OK) {
-      restore->error = item->error;
-    }
+  }
+  if (item->error.status != KVP_OK && restore->error.status == KVP_OK) {
+    restore->error = item->error;
   }
   restore->pending--;
   if (restore->pending == 0) {

@@ -43,8 +43,8 @@ struct kvp_rpc_method {
   /* The message is the callee's only during the call unless it takes a reference. For streaming requests no further
    * message is delivered until kvp_rpc_call_read_next. context: the server's. */
   void (*on_message)(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message);
-  /* The call is over: finished by us and the status is sent or dropped, or cancelled by the client. Only for calls that
-   * on_message has seen; from it on, send, finish and fail do nothing. NULL: not wanted. */
+  /* The call is over: finished by us and the status is sent or dropped, or cancelled by the client. Only for calls
+   * that on_message has seen; from it on, send, finish and fail do nothing. NULL: not wanted. */
   void (*on_closed)(void *context, struct kvp_rpc_call *call);
   /* Streams of responses: bytes waiting to be sent fell below the low-water mark again. NULL: not wanted. */
   void (*on_writable)(void *context, struct kvp_rpc_call *call);
@@ -60,8 +60,8 @@ struct kvp_rpc_peer {
 
 struct kvp_rpc_server_options {
   const char *socket_path;
-  uint32_t socket_mode;  /* 0660 */
-  const char *lock_path; /* flock'ed as long as the server lives; a second server is refused */
+  uint32_t socket_mode;        /* 0660 */
+  const char *lock_path;       /* flock'ed as long as the server lives; a second server is refused */
   const char *package_service; /* "kvpool.v1.Kvpool" */
   const struct kvp_rpc_method *methods;
   size_t method_count;
@@ -69,8 +69,8 @@ struct kvp_rpc_server_options {
   uint32_t connections_max;
 };
 
-/* Takes the lock, removes a stale socket, binds, listens, starts the completion-queue thread. Refused with in_use when
- * another daemon holds the lock (its pid in the text). */
+/* Takes the lock, removes a stale socket, binds, listens, starts the completion-queue thread. Refused with in_use
+ * when another daemon holds the lock (its pid in the text). */
 enum kvp_status kvp_rpc_server_start(uv_loop_t *loop, const struct kvp_rpc_server_options *options,
                                      struct kvp_rpc_server **out, struct kvp_error *error);
 /* Stops accepting connections and new calls (they get shutting_down); calls in progress go on. */
@@ -93,8 +93,8 @@ void kvp_rpc_call_read_next(struct kvp_rpc_call *call);
 
 /* Streaming responses: packs the message now and sends it in order. False: the call is over, nothing was queued. */
 bool kvp_rpc_call_send(struct kvp_rpc_call *call, const ProtobufCMessage *message);
-/* Bytes queued behind the write in progress. A method that streams much stops at kvp_rpc_high_water_bytes and goes on in
- * on_writable. */
+/* Bytes queued behind the write in progress. A method that streams much stops at kvp_rpc_high_water_bytes and goes on
+ * in on_writable. */
 size_t kvp_rpc_call_queued_bytes(const struct kvp_rpc_call *call);
 enum { kvp_rpc_high_water_bytes = 4 << 20, kvp_rpc_low_water_bytes = 1 << 20 };
 

@@ -2,6 +2,7 @@
  *
  * Collected while the device's steps are failed one by one; a pool's list is sorted and made unique whenever it has
  * doubled, so that many steps on the same blocks cost no more than the blocks. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,6 +82,7 @@ void kvp_session_torn_add(struct kvp_session *session, const struct kvp_torn_blo
     session->torn = kvp_allocate(1, sizeof *session->torn);
   }
   for (uint32_t i = 0; i < torn_count; i++) {
+    assert(torn[i].count > 0 && torn[i].blocks != NULL);
     struct torn_pool *pool = find_pool(session->torn, torn[i].pool_id);
     reserve(pool, torn[i].count);
     memcpy(&pool->blocks[pool->count], torn[i].blocks, torn[i].count * sizeof *pool->blocks);

@@ -22,6 +22,8 @@ enum {
   blocks = 512,
   tokens_per_block = 64,
   buffer_bytes = 32 << 20,
+  memcpy_from_bytes = 256 * 1024,
+  memcpy_bytes = 256 * 528,
 };
 
 static uint64_t now_ns(void) {
@@ -38,8 +40,9 @@ static int compare(const void *a, const void *b) {
 
 static void print(const char *what, uint64_t *samples, uint32_t count) {
   qsort(samples, count, sizeof *samples, compare);
-  printf("%-58s p50 %8.1f us   p99 %8.1f us\n", what, (double)samples[count / 2] / 1000,
-         (double)samples[count - 1 - count / 100] / 1000);
+  const uint64_t median = samples[count / 2];
+  const uint64_t p99 = samples[count - 1 - count / 100];
+  printf("%-58s p50 %8.1f us   p99 %8.1f us\n", what, (double)median / 1000, (double)p99 / 1000);
 }
 
 struct timed {
@@ -132,13 +135,13 @@ static void store_encode(struct step_encoder *encoder, uint32_t rows) {
 
 static void memcpy_floor(void) {
   static uint64_t samples[rounds];
-  uint8_t *from = malloc(256 * 1024);
-  uint8_t *to = malloc(256 * 528);
+  uint8_t *from = malloc(memcpy_from_bytes);
+  uint8_t *to = malloc(memcpy_bytes);
   HARNESS_CHECK(from != NULL && to != NULL);
-  memset(from, 1, 256 * 1024);
+  memset(from, 1, memcpy_from_bytes);
   for (uint32_t i = 0; i < rounds; i++) {
     const uint64_t begin = now_ns();
-    memcpy(to, from, 256 * 528);
+    memcpy(to, from, memcpy_bytes);
     __asm__ volatile("" ::"r"(to) : "memory");
     samples[i] = now_ns() - begin;
   }

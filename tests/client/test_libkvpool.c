@@ -142,7 +142,7 @@ static void test_pool_describe(void **state) {
   assert_int_equal(region->bytes_per_token, 528);
   assert_int_equal(region->data_bytes, 512);
   assert_int_equal(region->scale_bytes, 16);
-  assert_true(region->block_stride_bytes >= 16 * 528);
+  assert_true(region->block_stride_bytes >= (uint64_t)16 * 528);
   assert_int_equal(region->layer_stride_bytes, 100 * region->block_stride_bytes);
   assert_int_equal(region->region_bytes, 2 * region->layer_stride_bytes);
   assert_int_equal(kvpool_pool_region(pool, 2)->width, 64);

@@ -216,21 +216,37 @@ static void run_store_case(struct scene *scene) {
   guarded_free(&expected_back);
 }
 
-static void make_hostile(struct kvp_segment *segment) {
-  const int32_t values[] = {-2, INT32_MIN, INT32_MAX, -1, (int32_t)random_bits(), 4097};
-  int32_t value = values[random_below(6)];
-  switch (random_below(4)) {
+/* Far off or by one. */
+static void make_hostile(const struct scene *scene, struct kvp_segment *segment, uint64_t total_k) {
+  int32_t tokens = (int32_t)scene->geometry.tokens_per_block;
+  int32_t rows = segment->src_end - segment->src_begin;
+  const int32_t values[] = {-2, INT32_MIN, INT32_MAX, -1, (int32_t)random_bits()};
+  int32_t value = values[random_below(5)];
+  switch (random_below(8)) {
   case 0:
     segment->src_block = value;
     break;
   case 1:
-    segment->src_begin = value;
+    segment->src_block = (int32_t)scene->geometry.num_blocks;
     break;
   case 2:
+    segment->src_begin = value;
+    break;
+  case 3:
+    segment->src_begin = segment->src_end + 1;
+    break;
+  case 4:
     segment->src_end = value;
     break;
-  default:
+  case 5:
+    segment->src_begin = tokens + 1 - rows;
+    segment->src_end = tokens + 1;
+    break;
+  case 6:
     segment->dst_offset = value;
+    break;
+  default:
+    segment->dst_offset = (int32_t)total_k + 1 - rows;
   }
 }
 
@@ -257,7 +273,7 @@ static void spoil_segments(const struct scene *scene, struct kvp_segment *segmen
       continue;
     }
     struct kvp_segment kept = segments[i];
-    make_hostile(&segments[i]);
+    make_hostile(scene, &segments[i], total_k);
     int64_t rows = (int64_t)segments[i].src_end - segments[i].src_begin;
     bool harmless = segments[i].src_begin >= 0 && rows >= 0 && segments[i].dst_offset >= 0 &&
                     segments[i].src_end <= (int64_t)scene->geometry.tokens_per_block &&

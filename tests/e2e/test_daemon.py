@@ -118,7 +118,7 @@ def test_pools_from_the_config_file(config, start_daemon):
     daemon = start_daemon("--config", config)
     client = daemon.client()
     pools = {p.spec.name: p for p in client.pools()}
-    assert set(pools) == {"main", "rings"}
+    assert set(pools) == {"main", "rings"}, "a device says it serves before the configured pools are there"
     main = pools["main"]
     assert (main.spec.kind, main.spec.block_size, main.spec.num_blocks) == (pb.POOL_PAGED, 64, 100)
     assert list(main.spec.placements) == ["host:0"]

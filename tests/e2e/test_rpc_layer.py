@@ -1,5 +1,6 @@
 """The gRPC layer by itself: tests/unit/rpc_echo_server.c, a method of each shape, seen from Python's grpcio."""
 import os
+import resource
 import signal
 import socket
 import stat
@@ -598,6 +599,20 @@ def test_descriptors_are_given_back(start_server):
     wait_until(lambda: server.descriptors() == before, "as many descriptors as before")
 
 
+def test_without_descriptors_connections_wait(start_server):
+    server = start_server()
+    limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    assert limits[0] == limits[1], "the soft limit was not raised"
+    used = {int(number) for number in os.listdir(f"/proc/{server.pid}/fd")}
+    lowest_free = min(set(range(len(used) + 1)) - used)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    waiting = raw_connection(server)
+    wait_until(lambda: "accept_paused" in Path(server.log.name).read_text(), "the pause")
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+    assert is_served(waiting)
+    waiting.close()
+
+
 def numbered(server):
     """The sockets that gRPC holds: their numbers are far above all others."""
     found = []
@@ -662,7 +677,8 @@ def test_paths_that_can_not_be(start_server, tmp_path):
     deep.mkdir()
     assert "allowed are 1 to 107" in refusal_to_start(Server(deep, wait=False))
     assert "No such file or directory" in refusal_to_start(start_server(lock="no/such", wait=False))
-    assert "connections_max" in refusal_to_start(start_server(connections_max=10**9, wait=False))
+    assert "connections_max 1000000000: the hard limit of" in refusal_to_start(
+        start_server(connections_max=10**9, wait=False))
 
 
 @pytest.mark.parametrize("umask", [0o777, 0])

@@ -88,13 +88,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
   }
   const uint8_t flags = data[0];
   struct kvp_step step = {.wire_bytes = (uint32_t)(bytes - 1)};
-  step.wire = malloc(bytes); /* one byte more than the step, which ends where the allocation does */
+  step.wire = malloc(bytes > 1 ? bytes - 1 : 1);
   assert(step.wire != NULL);
-  uint8_t *allocation = step.wire;
-  if ((bytes - 1) % 8 == 0) {
-    step.wire = realloc(step.wire, bytes - 1 + (bytes == 1));
-    allocation = step.wire;
-  }
   memcpy(step.wire, data + 1, bytes - 1);
   if ((flags & keeps_header) == 0 && bytes > sizeof(struct kvp_wire_step)) {
     struct kvp_wire_step header;
@@ -114,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
   } else {
     refusal_check(&error, status);
   }
-  free(allocation);
+  free(step.wire);
   kvp_arena_deinit(&step.arena);
   return 0;
 }

@@ -93,6 +93,7 @@ int main(int argc, char **argv) {
   begin(&encoder, intake_world_session);
   add_store(&encoder, 2, 16, false);
   add_load(&encoder, 2, 16, false);
+  encoder.ops[0].source.rows = 10;
   encoder.ops[0].arrays[0] = step_encoder_buffer_array(&encoder, 3, 128, 40);
   encoder.ops[1].arrays[0] = step_encoder_buffer_array(&encoder, 1, 256, 48);
   encoder.ops[1].source = step_view(3, 8192, 64, 16, 32);

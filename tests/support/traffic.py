@@ -23,15 +23,16 @@ def whole_block_segments(blocks, tokens_per_block):
 class Lane:
     """Blocks of one session in one region, with a buffer for rows in and one for rows out; main caches and bf16 only."""
 
-    def __init__(self, session, geometry, pool_id, blocks, layer=0, region=0):
+    def __init__(self, session, geometry, pool_id, blocks, layer=0, region=0, device="host:0"):
         self.session, self.geometry, self.format = session, geometry, geometry.format
         self.pool_id, self.layer = pool_id, layer
         self.region = pb.RegionRef(pool_id=pool_id, region=region, layer=layer)
         self.blocks = np.asarray(blocks)
         self.slots = slots_of(blocks, geometry.tokens_per_block)
         self.count = len(self.slots)
-        self.source = session.create_buffer(self.count * self.format.row_bytes)
-        self.out = session.create_buffer(self.count * self.format.row_bytes)
+        self.device = device
+        self.source = session.create_buffer(self.count * self.format.row_bytes, device)
+        self.out = session.create_buffer(self.count * self.format.row_bytes, device)
         self.source_view = self.source.view(0, self.count, self.format.row_bytes)
         self.out_view = self.out.view(0, self.count, self.format.row_bytes)
         self.rows = None
@@ -42,17 +43,17 @@ class Lane:
         self.source.write(rows)
 
     def store_step(self):
-        return Step().store(self.region, self.source_view, self.slots)
+        return Step(self.device).store(self.region, self.source_view, self.slots)
 
     def load_step(self):
-        return self.add_load(Step())
+        return self.add_load(Step(self.device))
 
     def store_and_load_step(self):
         return self.add_load(self.store_step())
 
     def long_step(self, ops):
         """The same store over and over: what is stored doesn't depend on how often it ran."""
-        step = Step()
+        step = Step(self.device)
         slots = step.array(self.slots)
         for _ in range(ops):
             step.store(self.region, self.source_view, slots)
