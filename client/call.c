@@ -42,9 +42,12 @@ void kvp_call_ref(struct kvp_call *call) {
   atomic_fetch_add_explicit(&call->references, 1, memory_order_relaxed);
 }
 
+/* Off the client's list, whose destroy may be cancelling what is on it, only after gRPC's call is gone: when the list
+ * is empty nothing of gRPC is in use any more. */
 static void call_unlink(struct kvp_call *call) {
   kvpool_client *client = call->client;
   pthread_mutex_lock(&client->lock);
+  grpc_call_unref(call->call);
   if (call->previous != NULL) {
     call->previous->next = call->next;
   } else {
@@ -69,7 +72,6 @@ void kvp_call_unref(struct kvp_call *call) {
   grpc_metadata_array_destroy(&call->initial);
   grpc_metadata_array_destroy(&call->trailing);
   grpc_slice_unref(call->details);
-  grpc_call_unref(call->call);
   call_unlink(call);
   kvp_sync_deinit(&call->lock, &call->changed);
   free(call);

@@ -204,7 +204,7 @@ check_format
 
 # clang: the same warnings as errors; its compile commands are what clang-tidy reads.
 if build clang "${common[@]}" -DCMAKE_C_COMPILER=clang; then
-  check clang-tidy 900 run-clang-tidy -quiet -j "$jobs" -p "$builds/clang" \
+  check clang-tidy 1500 run-clang-tidy -quiet -j "$jobs" -p "$builds/clang" \
     "^$root/(proto|kernels|server|client|tests)/" || true
 fi
 

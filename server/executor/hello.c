@@ -2,16 +2,18 @@
 #include "server/executor/hello.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "proto/fd_socket.h"
 #include "server/executor/control.h"
 #include "server/log.h"
 
-enum { hello_fds = 3 };
+enum { hello_fds = 3, lock_tries_max = 50 /* half a second */ };
 
 static enum kvp_status hello_check(const struct kvp_fd_message *message, const char *device,
                                    struct kvp_control_hello *out, struct kvp_error *error) {
@@ -70,6 +72,17 @@ void kvp_hello_close_fds(const struct kvp_hello *hello) {
   (void)close(hello->completion_event);
 }
 
+/* A dying process's descriptors close in no order: its end of the control socket may be gone before its lock is. */
+static bool lock_patiently(int lock) {
+  const struct timespec pause = {.tv_nsec = 10000000};
+  bool locked = flock(lock, LOCK_EX | LOCK_NB) == 0;
+  for (int tries = 0; !locked && tries < lock_tries_max; tries++) {
+    (void)nanosleep(&pause, NULL);
+    locked = flock(lock, LOCK_EX | LOCK_NB) == 0;
+  }
+  return locked;
+}
+
 void kvp_hello_clean_up(const struct kvp_hello *hello) {
   if (hello->body.lock_path[0] == '\0' || hello->body.socket_path[0] == '\0') {
     return;
@@ -79,7 +92,7 @@ void kvp_hello_clean_up(const struct kvp_hello *hello) {
     return;
   }
   /* A successor takes the lock before it makes its socket: while we hold it, the socket there is the dead one's. */
-  if (flock(lock, LOCK_EX | LOCK_NB) == 0 && unlink(hello->body.socket_path) == 0) {
+  if (lock_patiently(lock) && unlink(hello->body.socket_path) == 0) {
     kvp_log(KVP_LOG_WARNING, "stale_socket_removed", "path=\"%s\"", hello->body.socket_path);
   }
   (void)close(lock);

@@ -11,6 +11,7 @@
 
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
+#include "server/supervisor/control_requests.h"
 #include "server/supervisor/executor_process.h"
 
 enum {
@@ -20,14 +21,6 @@ enum {
   pause_first_ms = 100,
   pause_max_ms = 5000,
   quick_death_ms = 10000,
-};
-
-struct link_request {
-  struct link_request *next;
-  uint32_t number;
-  kvp_link_chunks_fn chunks;
-  kvp_link_result_fn result;
-  void *context;
 };
 
 /* A result that is told from the loop. */
@@ -52,10 +45,8 @@ struct kvp_executor_link {
   uint64_t restarts;
   uint32_t quick_deaths; /* in a row */
   uint64_t started_ms;
-  uint32_t last_request;
+  struct kvp_control_requests requests;
   uint32_t part_request; /* of the request whose parts are being sent; 0: none */
-  struct link_request *first_request;
-  struct link_request *last_request_pending;
   struct link_answer *first_answer;
   struct link_answer *last_answer;
   uv_timer_t deadline; /* READY, the pause before a restart, or the end, by state */
@@ -117,42 +108,8 @@ static void link_lost_error(const struct kvp_executor_link *link, struct kvp_err
   (void)kvp_error_set(error, KVP_DEVICE_LOST, "device %s: its executor died", link->hello.device);
 }
 
-/* Every request without an answer gets device_lost. From the loop. */
-static void link_requests_fail(struct kvp_executor_link *link) {
-  struct kvp_error error;
-  link_lost_error(link, &error);
-  struct link_request *request = link->first_request;
-  link->first_request = link->last_request_pending = NULL;
-  while (request != NULL) {
-    struct link_request *next = request->next;
-    request->result(request->context, &error);
-    free(request);
-    request = next;
-  }
-}
-
 /* ---- messages from the executor ---------------------------------------------------------------------------------
  */
-
-/* Answers come in the order of requests: the first one looked at is nearly always the one. */
-static struct link_request **link_request_find(struct kvp_executor_link *link, uint32_t number) {
-  struct link_request **place = &link->first_request;
-  while (*place != NULL && (*place)->number != number) {
-    place = &(*place)->next;
-  }
-  return place;
-}
-
-static void link_request_unlink(struct kvp_executor_link *link, struct link_request **place) {
-  struct link_request *request = *place;
-  *place = request->next;
-  if (link->last_request_pending == request) {
-    link->last_request_pending = link->first_request;
-    while (link->last_request_pending != NULL && link->last_request_pending->next != NULL) {
-      link->last_request_pending = link->last_request_pending->next;
-    }
-  }
-}
 
 static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd_message *message) {
   struct kvp_error error;
@@ -164,14 +121,8 @@ static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd
   if (error.status < 0 || error.status >= kvp_status_count) {
     return false;
   }
-  struct link_request **place = link_request_find(link, message->request);
-  if (*place != NULL) {
-    struct link_request *request = *place;
-    link_request_unlink(link, place);
-    request->result(request->context, &error);
-    free(request);
-  }
-  return true; /* a second answer to a request in parts is of no interest */
+  kvp_control_requests_answer(&link->requests, message->request, &error);
+  return true;
 }
 
 /* The fds stay the message's unless a request takes them. */
@@ -181,9 +132,7 @@ static bool link_take_chunks(struct kvp_executor_link *link, struct kvp_fd_messa
     return false;
   }
   memcpy(&chunks, message->body, sizeof chunks);
-  struct link_request *request = *link_request_find(link, message->request);
-  if (request != NULL && request->chunks != NULL) {
-    request->chunks(request->context, &chunks, message->fds, message->fd_count);
+  if (kvp_control_requests_take_chunks(&link->requests, message->request, &chunks, message->fds, message->fd_count)) {
     message->fd_count = 0;
   }
   return true;
@@ -292,7 +241,9 @@ static void link_exited(void *context, const struct kvp_process_exit *exit) {
           "device=%s pid=%d exit_status=%lld signal=%d restarts=%llu reason=\"%s\"", link->hello.device, pid,
           (long long)exit->exit_status, exit->term_signal, (unsigned long long)link->restarts,
           exit->reason != NULL ? exit->reason : "");
-  link_requests_fail(link);
+  struct kvp_error error;
+  link_lost_error(link, &error);
+  kvp_control_requests_fail_all(&link->requests, &error);
   if (was_ready) {
     link->events->lost(link->context, link);
   }
@@ -420,33 +371,6 @@ static bool link_is_up(const struct kvp_executor_link *link) {
   return link->state == KVP_LINK_RESTORING || link->state == KVP_LINK_SERVING;
 }
 
-static void link_request_add(struct kvp_executor_link *link, uint32_t number, kvp_link_chunks_fn chunks,
-                             kvp_link_result_fn result, void *context) {
-  struct link_request *request = kvp_allocate(1, sizeof *request);
-  request->number = number;
-  request->chunks = chunks;
-  request->result = result;
-  request->context = context;
-  if (link->last_request_pending == NULL) {
-    link->first_request = request;
-  } else {
-    link->last_request_pending->next = request;
-  }
-  link->last_request_pending = request;
-}
-
-/* 0 = no answer wanted. */
-static uint32_t link_request_number(struct kvp_executor_link *link, kvp_link_result_fn result) {
-  if (result == NULL) {
-    return 0;
-  }
-  link->last_request++;
-  if (link->last_request == 0) {
-    link->last_request = 1;
-  }
-  return link->last_request;
-}
-
 static void link_send(struct kvp_executor_link *link, uint32_t number, enum kvp_control_kind kind, const void *body,
                       uint32_t body_bytes, const int *fds, uint32_t fd_count) {
   /* A failure kills the process, whose end answers the request. */
@@ -469,10 +393,7 @@ void kvp_executor_link_request(struct kvp_executor_link *link, enum kvp_control_
     link_refuse(link, result, context);
     return;
   }
-  uint32_t number = link_request_number(link, result);
-  if (number != 0) {
-    link_request_add(link, number, chunks, result, context);
-  }
+  uint32_t number = result == NULL ? 0 : kvp_control_requests_add(&link->requests, chunks, result, context);
   link_send(link, number, kind, body, body_bytes, fds, fd_count);
 }
 
@@ -487,8 +408,7 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
     return;
   }
   if (link->part_request == 0) {
-    link->part_request = link_request_number(link, result);
-    link_request_add(link, link->part_request, NULL, result, context);
+    link->part_request = kvp_control_requests_add(&link->requests, NULL, result, context);
   }
   link_send(link, link->part_request, kind, body, body_bytes, fds, fd_count);
   if (!more) {

@@ -55,7 +55,7 @@ static void inspect_answer(const struct inspect_call *inspect) {
   size_t numbers_per_record = inspect->geometry.sizes.num_scales + inspect->geometry.sizes.elements;
   float *numbers = kvp_allocate((size_t)count * numbers_per_record + 1, sizeof *numbers);
   Kvpool__V1__Record *records = kvp_allocate((size_t)count + 1, sizeof *records);
-  Kvpool__V1__Record **pointers = kvp_allocate((size_t)count + 1, sizeof *pointers);
+  Kvpool__V1__Record **pointers = kvp_allocate((size_t)count + 1, sizeof(void *));
   for (uint32_t i = 0; i < count; i++) {
     record_init(&records[i], inspect, i, numbers + i * numbers_per_record);
     pointers[i] = &records[i];

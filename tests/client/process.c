@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -75,8 +76,15 @@ void process_start_daemon(struct process *process) {
 }
 
 static bool is_listening(void *context) {
-  struct stat info;
-  return stat(context, &info) == 0;
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", (const char *)context);
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    die("socket");
+  }
+  bool is = connect(fd, (const struct sockaddr *)&address, sizeof address) == 0;
+  (void)close(fd);
+  return is;
 }
 
 void process_start_fake(struct process *process, const char *mode) {

@@ -102,6 +102,17 @@ static bool server_answers(void *context) {
   return serves;
 }
 
+/* All of the submitted steps have come to the daemon. */
+static bool steps_are_in_flight(void *context) {
+  (void)context;
+  kvpool_session_list *list;
+  assert_ok(kvpool_session_list_get(scene.client, &list, &error));
+  assert_int_equal(kvpool_session_list_count(list), 1);
+  bool all = kvpool_session_list_item(list, 0)->steps_in_flight == steps;
+  kvpool_session_list_destroy(list);
+  return all;
+}
+
 /* SIGKILL with steps under way: each has its last word, the session tells, later calls say what was lost; and when
  * the daemon is back, the same client is served again. */
 static void test_daemon_killed_and_restarted(void **state) {
@@ -167,6 +178,7 @@ static void test_executor_killed(void **state) {
   for (int i = 0; i < steps; i++) {
     assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
   }
+  assert_true(eventually(steps_are_in_flight, NULL));
   assert_int_equal(kill(executor, SIGKILL), 0);
   assert_ok(kvpool_queue_wait(scene.queue, &error));
   assert_int_equal(recorder_last_words(&scene.recorder), 1 + steps);

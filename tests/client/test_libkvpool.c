@@ -382,17 +382,21 @@ static void *worker(void *argument) {
   return NULL;
 }
 
-static void test_threads(void **state) {
-  (void)state;
+static void run_threads(void *(*function)(void *)) {
   pthread_t threads[8];
   for (int i = 0; i < 8; i++) {
-    assert_int_equal(pthread_create(&threads[i], NULL, worker, NULL), 0);
+    assert_int_equal(pthread_create(&threads[i], NULL, function, NULL), 0);
   }
   for (int i = 0; i < 8; i++) {
     void *failed;
     assert_int_equal(pthread_join(threads[i], &failed), 0);
     assert_null(failed);
   }
+}
+
+static void test_threads(void **state) {
+  (void)state;
+  run_threads(worker);
 }
 
 /* Whatever is still there when the client goes; the handles stay safe to give back, in any order. */
@@ -422,6 +426,40 @@ static void test_destroy_in_any_order(void **state) {
   assert_int_equal(kvpool_buffer_release(buffer, NULL), KVPOOL_UNKNOWN_SESSION);
 }
 
+/* Clients that go while their streams are ending, on many threads. */
+static void *short_lives(void *argument) {
+  (void)argument;
+  kvpool_error why = {0};
+  for (int i = 0; i < 40; i++) {
+    kvpool_client *own;
+    kvpool_session *session = NULL;
+    kvpool_queue *queue = NULL;
+    if (kvpool_client_connect(daemon_process.socket, NULL, &own, &why) != KVPOOL_OK) {
+      (void)fprintf(stderr, "short_lives: %s\n", why.text);
+      return &daemon_process;
+    }
+    if (kvpool_session_open(own, NULL, &session, &why) != KVPOOL_OK ||
+        kvpool_queue_open(session, NULL, NULL, false, &queue, &why) != KVPOOL_OK) {
+      (void)fprintf(stderr, "short_lives: %s\n", why.text);
+      return &daemon_process;
+    }
+    if (i % 2 == 0) {
+      kvpool_client_destroy(own);
+    }
+    kvpool_queue_close(queue);
+    kvpool_session_close(session);
+    if (i % 2 == 1) {
+      kvpool_client_destroy(own);
+    }
+  }
+  return NULL;
+}
+
+static void test_short_lives(void **state) {
+  (void)state;
+  run_threads(short_lives);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_names),
@@ -434,6 +472,7 @@ int main(void) {
       cmocka_unit_test(test_buffers),
       cmocka_unit_test(test_threads),
       cmocka_unit_test(test_destroy_in_any_order),
+      cmocka_unit_test(test_short_lives),
   };
   int failed = cmocka_run_group_tests_name("libkvpool", tests, setup, teardown);
   process_cleanup();

@@ -54,7 +54,8 @@ class Sparse:
                 low = start + at
                 touched = [(o, p) for o, p in self.pieces.items() if o < low + len(found) and o + len(p) > low]
                 if not touched:
-                    assert not found.any(), f"something was written in [{low}, {low + len(found)})"
+                    words = found[:len(found) // 8 * 8].view(np.uint64)
+                    assert not words.any() and not found[words.nbytes:].any(), f"written in [{low}, {low + len(found)})"
                     continue
                 expected = np.zeros(len(found), np.uint8)
                 for offset, piece in touched:
@@ -76,8 +77,7 @@ def slots_at(geometry, layer, border):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fmt, layers", [(V41, 1), (V41, 3), (INDEX_FP4, 1)],
-                         ids=["v41", "v41_layers", "index_fp4"])
+@pytest.mark.parametrize("fmt, layers", [(V41, 1), (INDEX_FP4, 3)], ids=["v41", "index_fp4_layers"])
 def test_both_sides_of_every_border(big_daemon, pool_name, fmt, layers):
     stride = fmt.block_stride_bytes(TOKENS)
     geometry = Geometry(fmt, TOKENS, -(-(5 * GIB) // (stride * layers)), layers)

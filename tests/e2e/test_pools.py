@@ -78,41 +78,39 @@ def region(**changes):
 
 
 BAD_SPECS = {
-    "no_name": (dict(name=""), ("invalid_argument",)),
-    "long_name": (dict(name="n" * 64), ("invalid_argument", "too_large")),
-    "odd_name": (dict(name="a b/c"), ("invalid_argument",)),
-    "no_blocks": (dict(num_blocks=0), ("invalid_argument", "out_of_range")),
-    "no_block_size": (dict(block_size=0), ("invalid_argument", "out_of_range")),
-    "no_regions": (dict(regions=[]), ("invalid_argument",)),
-    "too_many_regions": (dict(regions=[region(name=f"r{i}") for i in range(17)]), ("too_large", "invalid_argument")),
-    "region_twice": (dict(regions=[region(), region()]), ("already_exists", "invalid_argument")),
-    "region_without_name": (dict(regions=[region(name="")]), ("invalid_argument",)),
-    "no_layers": (dict(regions=[region(num_layers=0)]), ("invalid_argument", "out_of_range")),
-    "too_many_layers": (dict(regions=[region(num_layers=1025)]), ("too_large", "invalid_argument", "out_of_range")),
-    "unknown_format": (dict(regions=[region(format="v42")]), ("invalid_argument", "wrong_format")),
-    "no_format": (dict(regions=[region(format="")]), ("invalid_argument", "wrong_format")),
-    "width_of_v41": (dict(regions=[region(width=256)]), ("invalid_argument", "wrong_format")),
-    "odd_bf16_width": (dict(regions=[region(format="bf16", width=12)]), ("invalid_argument", "wrong_format")),
-    "huge_bf16_width": (dict(regions=[region(format="bf16", width=65544)]),
-                        ("too_large", "invalid_argument", "wrong_format", "out_of_range")),
-    "ratio_does_not_divide": (dict(regions=[region(compression_ratio=3)]), ("invalid_argument",)),
-    "ratio_larger_than_block": (dict(regions=[region(compression_ratio=128)]), ("invalid_argument",)),
-    "slots_past_int32": (dict(block_size=4096, num_blocks=524288), ("out_of_range", "too_large", "invalid_argument")),
-    "sizes_that_overflow": (dict(block_size=2**32 - 1, num_blocks=2**32 - 1),
-                            ("out_of_range", "too_large", "invalid_argument")),
-    "unknown_placement": (dict(placements=["host:0", "host:5"]), ("wrong_device",)),
-    "placement_twice": (dict(placements=["host:0", "host:0"]), ("invalid_argument", "already_exists")),
-    "unknown_kind": (dict(kind=7), ("invalid_argument",)),
-    "long_note": (dict(regions=[region(note="x" * 256)]), ("too_large", "invalid_argument")),
+    "no_name": (dict(name=""), "invalid_argument"),
+    "long_name": (dict(name="n" * 64), "too_large"),
+    "odd_name": (dict(name="a b/c"), "invalid_argument"),
+    "no_blocks": (dict(num_blocks=0), "invalid_argument"),
+    "no_block_size": (dict(block_size=0), "invalid_argument"),
+    "no_regions": (dict(regions=[]), "invalid_argument"),
+    "too_many_regions": (dict(regions=[region(name=f"r{i}") for i in range(17)]), "too_large"),
+    "region_twice": (dict(regions=[region(), region()]), "invalid_argument"),
+    "region_without_name": (dict(regions=[region(name="")]), "invalid_argument"),
+    "no_layers": (dict(regions=[region(num_layers=0)]), "invalid_argument"),
+    "too_many_layers": (dict(regions=[region(num_layers=1025)]), "too_large"),
+    "unknown_format": (dict(regions=[region(format="v42")]), "wrong_format"),
+    "no_format": (dict(regions=[region(format="")]), "invalid_argument"),
+    "width_of_v41": (dict(regions=[region(width=256)]), "invalid_argument"),
+    "odd_bf16_width": (dict(regions=[region(format="bf16", width=12)]), "invalid_argument"),
+    "huge_bf16_width": (dict(regions=[region(format="bf16", width=65544)]), "too_large"),
+    "ratio_does_not_divide": (dict(regions=[region(compression_ratio=3)]), "invalid_argument"),
+    "ratio_larger_than_block": (dict(regions=[region(compression_ratio=128)]), "invalid_argument"),
+    "slots_past_int32": (dict(block_size=4096, num_blocks=524288), "too_large"),
+    "sizes_that_overflow": (dict(block_size=2**32 - 1, num_blocks=2**32 - 1), "too_large"),
+    "unknown_placement": (dict(placements=["host:0", "host:5"]), "wrong_device"),
+    "placement_twice": (dict(placements=["host:0", "host:0"]), "invalid_argument"),
+    "unknown_kind": (dict(kind=7), "invalid_argument"),
+    "long_note": (dict(regions=[region(note="x" * 256)]), "too_large"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_SPECS)
 def test_bad_specs(client, pool_name, name):
-    changes, statuses = BAD_SPECS[name]
+    changes, status = BAD_SPECS[name]
     spec = {"name": pool_name, "block_size": 64, "num_blocks": 4, "regions": [region()], **changes}
     before = len(client.pools())
-    refusal = refused(lambda: client.create_pool(**spec), *statuses)
+    refusal = refused(lambda: client.create_pool(**spec), status)
     assert refusal.message
     assert len(client.pools()) == before
 
@@ -153,5 +151,4 @@ def test_the_largest_slot_number(start_daemon):
     """num_blocks * tokens_per_block = 2^31 - 1 passes the check of slots; only memory is in its way."""
     client = start_daemon(device_memory="64M").client()
     refused(lambda: client.create_pool("edge", 1, 2**31 - 1, [region(format="bf16", width=8)]), "out_of_memory")
-    refused(lambda: client.create_pool("edge", 1, 2**31, [region(format="bf16", width=8)]),
-            "out_of_range", "too_large", "invalid_argument")
+    refused(lambda: client.create_pool("edge", 1, 2**31, [region(format="bf16", width=8)]), "too_large")

@@ -32,7 +32,9 @@ static struct kvp_ring ring;
 static int wake_supervisor = -1;
 static uint32_t imported; /* chunks of the import under way */
 
-static bool mode_is(const char *name) { return strcmp(mode, name) == 0; }
+static bool mode_is(const char *name) {
+  return strcmp(mode, name) == 0;
+}
 
 static void fail(const char *what) {
   (void)fprintf(stderr, "fake_executor: %s\n", what);

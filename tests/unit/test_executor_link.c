@@ -96,11 +96,8 @@ static void on_memory(void *context, const struct kvp_error *error) {
   watch->memory_result = *error;
 }
 
-static const struct kvp_link_events events = {.ready = on_ready,
-                                              .lost = on_lost,
-                                              .completion = on_completion,
-                                              .progress = on_progress,
-                                              .stopped = on_stopped};
+static const struct kvp_link_events events = {
+    .ready = on_ready, .lost = on_lost, .completion = on_completion, .progress = on_progress, .stopped = on_stopped};
 
 static void watch_init(struct watch *watch, const char *device, const char *path) {
   memset(watch, 0, sizeof *watch);
@@ -151,7 +148,8 @@ static void request(struct watch *watch, enum kvp_control_kind kind) {
   watch->inside = false;
 }
 
-/* ---- requests --------------------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------------------------------------------------
+ */
 
 static void test_ready_request_stop(void **state) {
   (void)state;
@@ -255,7 +253,8 @@ static void test_more_than_the_socket_holds(void **state) {
   assert_int_equal(open_fd_count(), before);
 }
 
-/* ---- start and restart ------------------------------------------------------------------------------------------ */
+/* ---- start and restart ------------------------------------------------------------------------------------------
+ */
 
 static void test_no_executor_to_run(void **state) {
   (void)state;
@@ -280,7 +279,8 @@ static void test_dies_before_ready(void **state) {
   assert_string_equal(watch.events, "S"); /* never ready: nothing was lost */
 }
 
-/* ---- ring ------------------------------------------------------------------------------------------------------- */
+/* ---- ring -------------------------------------------------------------------------------------------------------
+ */
 
 static void test_step_there_and_back(void **state) {
   (void)state;
@@ -342,7 +342,8 @@ static void test_full_lane(void **state) {
   watch_end(&watch);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory -----------------------------------------------------------------------------------------------------
+ */
 
 enum { chunk_count = 2 * kvp_control_fds_max + 2, memory_bytes = chunk_count * 4096 };
 

@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -234,6 +235,24 @@ static bool faults(volatile uint8_t *byte) {
   return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
 }
 
+/* An inaccessible mapping ends, or begins, at the address. */
+static bool is_guarded(const uint8_t *address, bool ends_there) {
+  FILE *maps = fopen("/proc/self/maps", "re");
+  assert_non_null(maps);
+  char line[512];
+  bool found = false;
+  while (fgets(line, sizeof line, maps) != NULL) {
+    char *rest = line;
+    const unsigned long begin = strtoul(rest, &rest, 16);
+    const unsigned long end = strtoul(rest + 1, &rest, 16);
+    if (strncmp(rest, " ---p", 5) == 0) {
+      found = found || (ends_there ? end : begin) == (uintptr_t)address;
+    }
+  }
+  assert_int_equal(fclose(maps), 0);
+  return found;
+}
+
 static void test_guard_pages(void **state) {
   (void)state;
   const struct kvp_device_options options = {.thread_count = 1, .wake = wake_nobody};
@@ -247,6 +266,8 @@ static void test_guard_pages(void **state) {
     assert_int_equal(device->backend->memory_create(device, "guarded", sizes[i], &fd, &memory, &error), KVP_OK);
     assert_false(faults(memory->base));
     assert_false(faults(memory->base + sizes[i] - 1));
+    assert_true(is_guarded(memory->base, true));
+    assert_true(is_guarded(memory->base + sizes[i], false));
     assert_true(faults(memory->base - 1));
     assert_true(faults(memory->base + sizes[i]));
     device->backend->memory_destroy(device, memory);

@@ -70,6 +70,14 @@ static void refusals_of_slots(struct refusal_world *it) {
   refuse_slots(it, sealed, 2, KVP_SEALED_BLOCK, 1, 256, "block 4 is sealed");
   const int32_t stale[] = {0, 64, 3 * 64};
   refuse_slots(it, stale, 3, KVP_STALE_BLOCK, 2, 192, "block 3 was assigned at epoch 16, the step's is 15");
+  const int32_t next_block[] = {191, 192}; /* the neighbour of a good slot */
+  refuse_slots(it, next_block, 2, KVP_STALE_BLOCK, 1, 192, "block 3 was assigned");
+  struct step_encoder encoder; /* an empty segment to the load before, the same slot twice to this op */
+  struct kvp_wire_op *op = begin_refusal(&encoder, true);
+  op->arrays[0] = step_encoder_array(&encoder, (int32_t[]){0, 5, 5, 0}, 16);
+  encoder.ops[1].arrays[0] = op->arrays[0];
+  encoder.ops[1].total_k = 0;
+  check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "slots", 2, 5, "slots[2] = 5 is slots[1] again");
   int32_t many[257];
   for (int i = 0; i < 257; i++) {
     many[i] = -1;
@@ -142,6 +150,7 @@ static void refusals_of_names(struct refusal_world *it) {
 
 static void refusals_of_views(struct refusal_world *it) {
   struct step_encoder encoder;
+  struct kvp_wire_op *op = NULL;
   struct kvp_wire_view *view = &begin_refusal(&encoder, true)->source;
   *view = step_view(buffer, 0, 256, 1056, 1056);
   check_refusal(it, &encoder, KVP_WRONG_FORMAT, "source", -1, 1056, "source.row_bytes = 1056");
@@ -171,6 +180,18 @@ static void refusals_of_views(struct refusal_world *it) {
   check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "cast_back", -1, 3072, "cast_back overlaps source");
   begin_refusal(&encoder, true)->second = step_view(buffer, 255 * 1024 + 1008, 3, 1024, 1024);
   check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "cast_back", -1, 262128, "cast_back overlaps source");
+  op = begin_refusal(&encoder, true); /* in front of the source, its last 16 bytes in it */
+  op->source = step_view(buffer, (3 << 20) + 65536 - 16, 64, 1024, 1024);
+  op->second = step_view(buffer, 3 << 20, 64, 1024, 1024);
+  check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "cast_back", -1, 3 << 20, "cast_back overlaps source");
+  op = begin_refusal(&encoder, true); /* beside each row, but 16 bytes into the next one */
+  op->source = step_view(buffer, 3 << 20, 64, 1024, 2048);
+  op->second = step_view(buffer, (3 << 20) + 1040, 64, 1024, 2048);
+  check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "cast_back", -1, (3 << 20) + 1040, "cast_back overlaps source");
+  op = begin_refusal(&encoder, true); /* the same with the source behind */
+  op->source = step_view(buffer, (3 << 20) + 1040, 64, 1024, 2048);
+  op->second = step_view(buffer, 3 << 20, 64, 1024, 2048);
+  check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "cast_back", -1, 3 << 20, "cast_back overlaps source");
   begin_refusal(&encoder, true)->second = step_view(buffer, 1 << 20, 2, 1024, 1024);
   check_refusal(it, &encoder, KVP_OUT_OF_RANGE, "slots", 2, 3, "3 slots, but cast_back has 2 rows");
   begin_refusal(&encoder, false)->second = step_view(buffer, 0, 100, 4, 4);

@@ -1,4 +1,5 @@
-/* StepRequests as encoded steps: layout from step_wire.h by arithmetic, refusals with op, array, position and value. */
+/* StepRequests as encoded steps: layout from step_wire.h by arithmetic, refusals with op, array, position and value.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +28,7 @@ static int setup(void **state) {
     pools[i].id = 3 + i;
     pools[i].serving = true;
     memcpy(pools[i].spec.name, i == 0 ? "first_" : "second", 7);
-    supervisor.pools.pools[5 * i] = &pools[i];
+    supervisor.pools.pools[i == 0 ? 0 : 5] = &pools[i];
   }
   pools[0].placement_count = 2;
   pools[0].placements[0].device = &supervisor.devices[0];
@@ -331,7 +332,8 @@ static void test_placement(void **state) {
   pools[0].serving = true;
 }
 
-/* ---- the daemon's own steps ------------------------------------------------------------------------------------- */
+/* ---- the daemon's own steps -------------------------------------------------------------------------------------
+ */
 
 static void test_own_steps(void **state) {
   (void)state;
