@@ -19,7 +19,7 @@
 
 #include "proto/status.h"
 
-#define KVP_RING_MAGIC UINT32_C(0x6772766b) /* "kvrg" */
+#define KVP_RING_MAGIC   UINT32_C(0x6772766b) /* "kvrg" */
 #define KVP_RING_VERSION UINT32_C(1)
 
 enum { kvp_ring_inline_bytes = 24 };
@@ -38,8 +38,8 @@ _Static_assert(sizeof(struct kvp_ring_record) == 64, "wire layout");
 
 /* Sizes both ends agree on when the ring is made; a ring never changes them. */
 struct kvp_ring_sizes {
-  uint32_t commands;    /* power of two */
-  uint32_t completions; /* power of two */
+  uint32_t commands;               /* power of two */
+  uint32_t completions;            /* power of two */
   uint64_t command_arena_bytes;    /* multiple of 4096 */
   uint64_t completion_arena_bytes; /* multiple of 4096 */
 };

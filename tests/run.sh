@@ -76,8 +76,10 @@ run() {
 
 show_log() {
   broken+=("$1")
-  echo "---- the end of $logs/$1.log"
-  tail -n "${2:-60}" "$logs/$1.log" || true
+  echo "---- from $logs/$1.log"
+  grep -aE 'error: |ERROR: |runtime error' "$logs/$1.log" | head -n 20 || true
+  echo "---- its end"
+  tail -n "${2:-30}" "$logs/$1.log" || true
   echo "----"
 }
 
@@ -113,7 +115,7 @@ suite() {
   skipped=$((skipped + counts[2]))
   echo "${counts[0]} passed, ${counts[1]} failed, ${counts[2]} skipped"
   if [[ ${counts[1]} -ne 0 ]]; then
-    show_log "$name" 100
+    show_log "$name" 60
   fi
 }
 

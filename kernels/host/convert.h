@@ -36,20 +36,25 @@ KVP_INLINE float kvp_bf16_to_f32(uint16_t bf16) {
   return kvp_f32_from_bits((uint32_t)bf16 << 16);
 }
 
-KVP_INLINE float kvp_max_f32(float a, float b) {
-  return a > b ? a : b;
-}
-KVP_INLINE float kvp_min_f32(float a, float b) {
-  return a < b ? a : b;
-}
 KVP_INLINE uint32_t kvp_max_u32(uint32_t a, uint32_t b) {
   return a > b ? a : b;
+}
+KVP_INLINE uint32_t kvp_min_u32(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
 }
 KVP_INLINE int16_t kvp_max_i16(int16_t a, int16_t b) {
   return (int16_t)(a > b ? a : b);
 }
 KVP_INLINE int16_t kvp_min_i16(int16_t a, int16_t b) {
   return (int16_t)(a < b ? a : b);
+}
+
+/* Floats >= 0 are ordered as their bits are, NaN on top; unlike float comparisons these always vectorise. */
+KVP_INLINE float kvp_max_positive(float a, float b) {
+  return kvp_f32_from_bits(kvp_max_u32(kvp_f32_bits(a), kvp_f32_bits(b)));
+}
+KVP_INLINE float kvp_min_positive(float a, float b) {
+  return kvp_f32_from_bits(kvp_min_u32(kvp_f32_bits(a), kvp_f32_bits(b)));
 }
 
 /* The code of a float32 >= 0, at most 2^64, in a small float of `mantissa_bits` whose smallest normal number is
@@ -77,11 +82,12 @@ KVP_INLINE uint32_t kvp_e2m1_code(float magnitude) {
 }
 
 /* Magnitude of an e4m3 code 0 .. 0x7E: normal numbers by a shift and the other bias, subnormal ones as
- * 2^-6 * (1 + code / 8) - 2^-6, so that no float32 subnormal is touched. */
+ * 2^-6 * (1 + code / 8) - 2^-6, so that no float32 subnormal is touched. Both subtract, one of them 0: a subtraction
+ * under a condition would not vectorise. */
 KVP_INLINE float kvp_e4m3_magnitude(uint32_t code) {
-  float normal = kvp_f32_from_bits((code << 20) + (UINT32_C(120) << 23));
-  float subnormal = kvp_f32_from_bits((code << 20) + (UINT32_C(121) << 23)) - 0x1p-6F;
-  return code < 8 ? subnormal : normal;
+  uint32_t subnormal = code < 8;
+  float biased = kvp_f32_from_bits((code << 20) + ((120 + subnormal) << 23));
+  return biased - kvp_f32_from_bits((0 - subnormal) & (UINT32_C(121) << 23));
 }
 
 /* Twice the magnitude of an e2m1 code 0 .. 7 (0 1 2 3 4 6 8 12): the upper hull of its three linear pieces. */

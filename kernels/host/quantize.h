@@ -122,7 +122,7 @@ KVP_INLINE void encode_e2m1_lanes(const uint16_t *restrict row, const int16_t *r
 KVP_INLINE void encode_e2m1_floats(const uint16_t *restrict row, const float *restrict factors, int elements,
                                    uint8_t *restrict codes) {
   for (int i = 0; i < elements; i++) {
-    float magnitude = kvp_min_f32(kvp_bf16_to_f32(row[i] & KVP_BF16_ABS) * factors[i], 6.0F);
+    float magnitude = kvp_min_positive(kvp_bf16_to_f32(row[i] & KVP_BF16_ABS) * factors[i], 6.0F);
     codes[i] = (uint8_t)(kvp_e2m1_code(magnitude) | (row[i] >> 12 & 8));
   }
 }
@@ -183,7 +183,7 @@ static struct kvp_quantize_result quantize_index_fp8_f32(const uint16_t *restric
   if (nonfinite) {
     group_maxima_finite(row, 1, kvp_index_elements, &amax);
   }
-  float scale = kvp_max_f32(kvp_bf16_to_f32((uint16_t)amax), 1e-4F) / 448.0F;
+  float scale = kvp_max_positive(kvp_bf16_to_f32((uint16_t)amax), 1e-4F) / 448.0F;
   memcpy(scales, &scale, sizeof(scale));
   float factor = 1.0F / scale;
   for (int i = 0; i < kvp_index_elements; i++) {
@@ -236,9 +236,9 @@ static struct kvp_quantize_result quantize_v41_fp4(const uint16_t *restrict row,
   }
   uint32_t saturated = 0;
   for (int g = 0; g < groups; g++) {
-    float m = kvp_max_f32(kvp_bf16_to_f32((uint16_t)maxima[g]), 0x1p-9F * 6.0F) * (1.0F / 6.0F);
-    saturated += m > 448.0F ? 1 : 0;
-    uint32_t byte = kvp_e4m3_code(kvp_min_f32(m, 448.0F));
+    float m = kvp_max_positive(kvp_bf16_to_f32((uint16_t)maxima[g]), 0x1p-9F * 6.0F) * (1.0F / 6.0F);
+    saturated += kvp_f32_bits(m) > kvp_f32_bits(448.0F);
+    uint32_t byte = kvp_e4m3_code(kvp_min_positive(m, 448.0F));
     factors[g] = 1.0F / kvp_e4m3_magnitude(byte);
     scales[g] = (uint8_t)byte;
   }

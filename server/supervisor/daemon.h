@@ -1,7 +1,7 @@
 /* The supervisor: everything it knows, owned by the loop thread; start, drain, stop.
  *
- *   STARTING (executors come up, configured pools are made) -> SERVING -> DRAINING (SIGTERM: nothing new, steps in flight
- *   finish or the timeout passes) -> STOPPING (calls cancelled, executors stopped) -> the loop ends
+ *   STARTING (executors come up, configured pools are made) -> SERVING -> DRAINING (SIGTERM: nothing new, steps in
+ * flight finish or the timeout passes) -> STOPPING (calls cancelled, executors stopped) -> the loop ends
  */
 #ifndef KVPOOL_SUPERVISOR_DAEMON_H
 #define KVPOOL_SUPERVISOR_DAEMON_H

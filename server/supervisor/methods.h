@@ -33,7 +33,7 @@ struct kvp_session *kvp_method_session(struct kvp_daemon *daemon, const Kvpool__
                                        struct kvp_error *error);
 /* A name from a client into a fixed field: too long, empty (unless allowed) or with characters other than
  * [A-Za-z0-9._:-] is refused, naming `what`. */
-enum kvp_status kvp_method_name(const char *value, const char *what, bool empty_allowed, char *out,
-                                size_t out_bytes, struct kvp_error *error);
+enum kvp_status kvp_method_name(const char *value, const char *what, bool empty_allowed, char *out, size_t out_bytes,
+                                struct kvp_error *error);
 
 #endif

@@ -16,12 +16,12 @@ struct kvp_device;
 struct kvp_placement {
   struct kvp_device *device;
   struct kvp_memory *memory[kvp_regions_per_pool_max]; /* one a region */
-  bool attached; /* its executor knows the pool */
+  bool attached;                                       /* its executor knows the pool */
 };
 
 struct kvp_pool {
-  uint64_t id; /* never used twice */
-  struct kvp_pool_spec spec; /* as asked, defaults filled in */
+  uint64_t id;                                           /* never used twice */
+  struct kvp_pool_spec spec;                             /* as asked, defaults filled in */
   struct kvp_geometry regions[kvp_regions_per_pool_max]; /* [spec.region_count] */
   uint32_t placement_count;
   struct kvp_placement placements[kvp_devices_max];
@@ -29,8 +29,8 @@ struct kvp_pool {
   struct kvp_lease_table *leases;
   uint64_t bytes_per_placement;
   uint32_t steps_in_flight; /* kept by step.c: a pool in use is not deleted */
-  bool serving; /* created completely; only then can it be found */
-  uint32_t restores; /* under way: not deleted meanwhile */
+  bool serving;             /* created completely; only then can it be found */
+  uint32_t restores;        /* under way: not deleted meanwhile */
 };
 
 struct kvp_pool_table {
@@ -41,12 +41,14 @@ struct kvp_pool_table {
 
 typedef void (*kvp_pool_done_fn)(void *context, struct kvp_pool *pool, const struct kvp_error *error);
 
-/* Checks the spec completely (names unique and sane, geometry, placements, memory), charges the ledgers, has the executors
- * make and attach the memory. done once, later or, for a spec refused at once, from the loop too. On an error nothing is
- * left: pool NULL. */
-void kvp_pool_create(struct kvp_daemon *daemon, const struct kvp_pool_spec *spec, kvp_pool_done_fn done, void *context);
+/* Checks the spec completely (names unique and sane, geometry, placements, memory), charges the ledgers, has the
+ * executors make and attach the memory. done once, later or, for a spec refused at once, from the loop too. On an
+ * error nothing is left: pool NULL. */
+void kvp_pool_create(struct kvp_daemon *daemon, const struct kvp_pool_spec *spec, kvp_pool_done_fn done,
+                     void *context);
 /* Refused with in_use while steps of it are in flight or, without force, while blocks are leased. */
-enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool, bool force, struct kvp_error *error);
+enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool, bool force,
+                                struct kvp_error *error);
 
 /* NULL and unknown_pool when there is none that serves. */
 struct kvp_pool *kvp_pool_find(struct kvp_daemon *daemon, uint64_t pool_id, struct kvp_error *error);
@@ -55,7 +57,8 @@ struct kvp_pool *kvp_pool_find_name(struct kvp_daemon *daemon, const char *name,
 struct kvp_placement *kvp_pool_placement(struct kvp_pool *pool, const struct kvp_device *device);
 
 /* A new executor of this device: import memory and attach every pool placed there. done when all are. */
-void kvp_pool_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done, void *context);
+void kvp_pool_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done,
+                          void *context);
 /* Steps up to `fence` (struct kvp_daemon.step_sequence) have retired: quarantined blocks return. */
 void kvp_pool_reach_all(struct kvp_daemon *daemon, uint64_t fence);
 /* Everything a session has leased, to quarantine. Returns how many blocks. */

@@ -2,8 +2,8 @@
  *
  *   OPEN --stream ends, close, drain--> CLOSING --last step retired--> gone, its slot free again
  *
- * CLOSING: nothing new is taken; steps that have not reached the executor are dropped; blocks go to quarantine, buffers
- * are released when the last step that may use them has retired.
+ * CLOSING: nothing new is taken; steps that have not reached the executor are dropped; blocks go to quarantine,
+ * buffers are released when the last step that may use them has retired.
  */
 #ifndef KVPOOL_SUPERVISOR_SESSION_H
 #define KVPOOL_SUPERVISOR_SESSION_H
@@ -36,10 +36,10 @@ struct kvp_session {
   uint32_t blocks_max;         /* 0: no quota */
   uint32_t buffer_count;
   uint64_t buffer_bytes;
-  struct kvp_buffer *buffers; /* list, by buffer.c */
-  uint32_t queues;            /* open step streams */
+  struct kvp_buffer *buffers;           /* list, by buffer.c */
+  uint32_t queues;                      /* open step streams */
   struct kvp_step_stream *step_streams; /* they, by step_stream.c */
-  uint32_t steps_in_flight;   /* by step.c, like the next three */
+  uint32_t steps_in_flight;             /* by step.c, like the next three */
   uint64_t step_bytes_in_flight;
   uint64_t steps_done;
   uint64_t steps_refused;
@@ -72,8 +72,9 @@ void kvp_session_close_all(struct kvp_daemon *daemon, const struct kvp_error *re
 /* Tells every open session about a device: lost, with what kvp_session_torn_add collected, or restored. */
 void kvp_session_tell_device(struct kvp_daemon *daemon, const char *device, bool lost);
 
-/* session_torn.c: blocks that lost steps may have torn, until they are told in one device_lost event (or several, when
- * there are very many). step.c adds those of every lost step. Nothing happens once the session's stream is over. */
+/* session_torn.c: blocks that lost steps may have torn, until they are told in one device_lost event (or several,
+ * when there are very many). step.c adds those of every lost step. Nothing happens once the session's stream is over.
+ */
 void kvp_session_torn_add(struct kvp_session *session, const struct kvp_torn_blocks *torn, uint32_t torn_count);
 void kvp_session_torn_tell(struct kvp_session *session, const char *device);
 void kvp_session_torn_drop(struct kvp_session *session);

@@ -3,7 +3,7 @@
  * Rows go to blocks in random order, tokens of a block in a row, as a scheduler hands them out. Prints median and p99
  * of the repeats; a case that needs more than a quarter of the free memory is left out and said so.
  *
- *   bench_host_kernels [format]
+ *   bench_host_kernels [format | all] [most rows]
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -209,16 +209,19 @@ static void print_hardware(void) {
 }
 
 int main(int argc, char **argv) {
+  uint64_t rows_max = argc > 2 ? strtoull(argv[2], NULL, 10) : UINT64_MAX;
   print_hardware();
   printf("%-14s %-6s %-9s %9s %12s %12s %8s %12s %7s\n", "format", "op", "isa", "rows", "median_us", "p99_us", "GB/s",
          "memcpy_us", "ratio");
   for (int id = 0; id < kvp_format_count; id++) {
     const struct kvp_format *format = kvp_format_get((enum kvp_format_id)id);
-    if (argc > 1 && strcmp(argv[1], format->name) != 0) {
+    if (argc > 1 && strcmp(argv[1], "all") != 0 && strcmp(argv[1], format->name) != 0) {
       continue;
     }
     for (size_t i = 0; i < sizeof(case_rows) / sizeof(case_rows[0]); i++) {
-      run_case(format, case_rows[i]);
+      if (case_rows[i] <= rows_max) {
+        run_case(format, case_rows[i]);
+      }
     }
   }
   return 0;

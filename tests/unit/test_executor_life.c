@@ -423,11 +423,13 @@ static void test_end_in_the_middle(void **state) {
   (void)state;
   struct world world;
   struct step_encoder encoder;
+  const uint32_t part = 800 << 10; /* each queue's own */
   world_init(&world);
   for (uint32_t i = 0; i < 100; i++) {
     step_encoder_init(&encoder, i % 5, session, step_epoch);
     for (int k = 0; k < 20; k++) {
-      step_encoder_op(&encoder, KVP_OP_BUFFER_FILL)->source = step_view(buffer, 0, 1, buffer_bytes, buffer_bytes);
+      step_encoder_op(&encoder, KVP_OP_BUFFER_FILL)->source =
+          step_view(buffer, (uint64_t)part * (i % 5), 1, part, part);
     }
     (void)world_post(&world, &encoder);
     step_encoder_deinit(&encoder);
