@@ -102,14 +102,15 @@ def handlers(mode):
 
 
 def main():
+    # Before there are threads: it must come to sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     socket, mode = sys.argv[1:]
     server = grpc.server(futures.ThreadPoolExecutor(8))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers(mode)),))
     # The file appears when it listens: a test waits for it.
     assert server.add_insecure_port(f"unix:{socket}") == 1
     server.start()
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.pause()
+    signal.sigwait({signal.SIGTERM})
     server.stop(0).wait()
 
 

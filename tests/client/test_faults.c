@@ -141,7 +141,7 @@ static void test_daemon_killed_and_restarted(void **state) {
 
   kvpool_server_info *info;
   uint8_t byte;
-  assert_fails(kvpool_server_info_get(scene.client, &info, &error), KVPOOL_DISCONNECTED, "no kvpoold listens");
+  assert_fails(kvpool_server_info_get(scene.client, &info, &error), KVPOOL_DISCONNECTED, "kvpoold");
   assert_fails(kvpool_queue_submit(scene.queue, scene.step, NULL, &error), KVPOOL_UNKNOWN_SESSION, "went away");
   assert_fails(kvpool_step_run(scene.step, NULL, 0, &error), KVPOOL_UNKNOWN_SESSION, "has ended");
   assert_fails(kvpool_buffer_read(scene.buffer, 0, &byte, 1, &error), KVPOOL_UNKNOWN_SESSION, "has ended");

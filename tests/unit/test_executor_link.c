@@ -20,6 +20,7 @@
 /* What was called back, in the order of its letters: R ready, L lost, S stopped, C completion, r result, m memory. */
 struct watch {
   uv_loop_t loop;
+  uv_timer_t tick; /* UV_RUN_ONCE may run a timer and then wait for more: this is more */
   struct kvp_executor_link *link;
   char events[64];
   size_t event_count;
@@ -99,12 +100,16 @@ static void on_memory(void *context, const struct kvp_error *error) {
 static const struct kvp_link_events events = {
     .ready = on_ready, .lost = on_lost, .completion = on_completion, .progress = on_progress, .stopped = on_stopped};
 
+static void on_tick(uv_timer_t *timer) { (void)timer; }
+
 static void watch_init(struct watch *watch, const char *device, const char *path) {
   memset(watch, 0, sizeof *watch);
   watch->serve_when_ready = true;
   const struct kvp_link_options options = {
       .device = device, .executor_path = path, .socket_path = "/socket", .lock_path = "/lock", .thread_count = 3};
   assert_int_equal(uv_loop_init(&watch->loop), 0);
+  assert_int_equal(uv_timer_init(&watch->loop, &watch->tick), 0);
+  assert_int_equal(uv_timer_start(&watch->tick, on_tick, 10, 10), 0);
   struct kvp_error error;
   assert_int_equal(kvp_executor_link_new(&watch->loop, &options, &events, watch, &watch->link, &error), KVP_OK);
 }
@@ -125,6 +130,7 @@ static void watch_until(struct watch *watch, char event, uint32_t count) {
 static void watch_end(struct watch *watch) {
   kvp_executor_link_stop(watch->link);
   watch_until(watch, 'S', 1);
+  uv_close((uv_handle_t *)&watch->tick, NULL);
   (void)uv_run(&watch->loop, UV_RUN_DEFAULT);
   assert_int_equal(uv_loop_close(&watch->loop), 0);
   assert_int_equal(watch_count(watch, 'R'), watch_count(watch, 'L'));

@@ -187,9 +187,9 @@ static void compare(const struct model *model, const struct fixture *f) {
   assert_int_equal(kvp_lease_free_count(f->leases), model_count(model, 0, -1));
   assert_int_equal(kvp_lease_leased_count(f->leases), model_count(model, 1, -1));
   assert_int_equal(kvp_lease_quarantined_count(f->leases), model_count(model, 3, -1));
-  for (uint16_t owner = 1; owner <= model_owners; owner++) {
-    assert_int_equal(kvp_lease_owned_count(f->leases, owner), model_count(model, 1, owner));
-    assert_int_equal(kvp_lease_quarantined_by(f->leases, owner), model_count(model, 3, owner));
+  for (int owner = 1; owner <= model_owners; owner++) {
+    assert_int_equal(kvp_lease_owned_count(f->leases, (uint16_t)owner), model_count(model, 1, owner));
+    assert_int_equal(kvp_lease_quarantined_by(f->leases, (uint16_t)owner), model_count(model, 3, owner));
   }
 }
 

@@ -44,11 +44,12 @@ static void test_another_mapping_sees_it(void **state) {
   struct kvp_owner_table table;
   struct kvp_error error;
   assert_int_equal(kvp_owner_table_init(&table, "main", blocks, &error), KVP_OK);
-  const uint64_t *seen = mmap(NULL, blocks * sizeof *seen, PROT_READ, MAP_SHARED, table.fd, 0);
-  assert_ptr_not_equal(seen, MAP_FAILED);
+  void *mapping = mmap(NULL, blocks * sizeof(uint64_t), PROT_READ, MAP_SHARED, table.fd, 0);
+  assert_ptr_not_equal(mapping, MAP_FAILED);
+  const uint64_t *seen = mapping;
   kvp_owner_table_set(&table, 17, kvp_owner_entry_make(5, KVP_BLOCK_LEASED, 3));
   assert_int_equal(seen[17], (UINT64_C(5) << 24) + (UINT64_C(1) << 16) + 3);
-  assert_int_equal(munmap((void *)(uintptr_t)seen, blocks * sizeof *seen), 0);
+  assert_int_equal(munmap(mapping, blocks * sizeof(uint64_t)), 0);
   kvp_owner_table_deinit(&table);
 }
 
