@@ -49,7 +49,7 @@ def test_steps_in_flight(lane):
     client, session = lane.session.client, lane.session
     assert client.info().limits.steps_in_flight_per_session_max == 4
     queue = session.open_queue()
-    steps = [queue.send(lane.long_step(300)) for _ in range(4)]
+    steps = [queue.send(lane.long_step(100)) for _ in range(4)]
     too_many = [queue.send(lane.load_step()) for _ in range(3)]
     for step_id in too_many:
         assert "4" in refused(lambda: queue.wait(step_id), "busy").message

@@ -21,7 +21,7 @@ def main():
     lane = Lane(session, Geometry(V41, tokens_per_block, num_blocks), pool_id, blocks)
     lane.write(random_rows(np.random.default_rng(5), V41, lane.count))
     queues = [session.open_queue() for _ in range(2)]
-    steps = [queue.send(lane.long_step(60)) for queue in queues for _ in range(3)]
+    steps = [queue.send(lane.long_step(20)) for queue in queues for _ in range(3)]
     queues[0].wait_accepted(steps[0])
     print(json.dumps({"session": session.id, "buffers": [lane.source.id, lane.out.id]}), flush=True)
     time.sleep(600)
