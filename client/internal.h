@@ -138,7 +138,7 @@ struct kvpool_client {
   void *methods[kvp_method_count];
   pthread_t thread;
   atomic_uint handovers; /* batches so far: what a thread wrote before one, the library thread sees after it */
-  pthread_mutex_t lock; /* guards the rest */
+  pthread_mutex_t lock;  /* guards the rest */
   pthread_cond_t drained;
   bool closing;
   struct kvp_call *calls; /* every call that is not closed */

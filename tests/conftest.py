@@ -28,6 +28,8 @@ def start_daemon():
     for started in running:
         if started.process.poll() is None:
             started.stop()
+        else:
+            started.remove()
 
 
 @pytest.fixture

@@ -364,6 +364,18 @@ static void test_buffers(void **state) {
   free(written);
 }
 
+/* 100 tokens of 528 bytes at 16 a block; 1.0, 2.0 and 3.0 are exact in v41. */
+static void test_example(void **state) {
+  (void)state;
+  char command[512], line[256] = "";
+  (void)snprintf(command, sizeof command, "%s %s", SCHEDULER_PATH, daemon_process.socket);
+  FILE *output = popen(command, "r");
+  assert_non_null(output);
+  assert_non_null(fgets(line, sizeof line, output));
+  assert_int_equal(pclose(output), 0);
+  assert_string_equal(line, "100 rows in 7 blocks, 7 segments, 52800 bytes read, first values 3f80 4000 4040\n");
+}
+
 /* Many threads on one client, each with a session of its own. */
 static void *worker(void *argument) {
   (void)argument;
@@ -473,6 +485,7 @@ int main(void) {
       cmocka_unit_test(test_threads),
       cmocka_unit_test(test_destroy_in_any_order),
       cmocka_unit_test(test_short_lives),
+      cmocka_unit_test(test_example),
   };
   int failed = cmocka_run_group_tests_name("libkvpool", tests, setup, teardown);
   process_cleanup();

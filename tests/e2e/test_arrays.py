@@ -1,4 +1,4 @@
-"""Arrays that lie in a buffer: checked while the op runs. Whatever they hold, nothing outside the op's own is touched."""
+"""Arrays that lie in a buffer: checked while the op runs. Whatever they hold, nothing of others is touched."""
 import numpy as np
 import pytest
 
@@ -60,7 +60,8 @@ def store(scene, slots):
     array = scene.put(slots)
     scene.rows_at(65536, len(slots), fmt.row_bytes, fmt.row_bytes)[:] = rows.view(np.uint8)
     buffer_before = scene.bytes.snapshot()
-    report = scene.session.run(Step().store(scene.region, scene.buffer.view(65536, len(slots), fmt.row_bytes), array))[0]
+    source = scene.buffer.view(65536, len(slots), fmt.row_bytes)
+    report = scene.session.run(Step().store(scene.region, source, array))[0]
     kept = np.where(scene.owned(slots), slots, -1)
     scene.model.store(0, rows, kept)
     assert (scene.memory.array == scene.expected).all()

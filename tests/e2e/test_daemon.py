@@ -224,8 +224,9 @@ def test_operators_rights(daemon, client, pool_name):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_others_do_not_get_in(daemon):
     os.chmod(daemon.directory, 0o755)
-    done = subprocess.run([sys.executable, "-c", "import socket,sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])",
-                           str(daemon.socket)], user=65534, group=65534, extra_groups=[], capture_output=True, text=True)
+    connect = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", connect, str(daemon.socket)], user=65534, group=65534,
+                          extra_groups=[], capture_output=True, text=True)
     assert "PermissionError" in done.stderr
 
 
@@ -359,7 +360,8 @@ def test_several_devices(start_daemon):
         assert loaded.tobytes() == reference.cast_back(V41, rows[device]).tobytes()
         with daemon.region_memory("both", "kv", device) as memory:
             q = reference.quantize(V41, rows[device])
-            data, scales = reference.RegionModel(geometry, memory.array[:geometry.region_bytes]).records(0, np.arange(64))
+            model = reference.RegionModel(geometry, memory.array[:geometry.region_bytes])
+            data, scales = model.records(0, np.arange(64))
             assert data.tobytes() == q.data.tobytes() and scales.tobytes() == q.scales.tobytes()
         dumped = client.dump(region, 0, 4, placement=device)
         assert reference.RegionModel(geometry, dumped).records(0, np.arange(64))[0].tobytes() == q.data.tobytes()

@@ -1,141 +1,23 @@
-"""Steps and calls that must be refused: by their code, naming op, array, position and value, with nothing executed and
-the daemon serving on."""
-import re
+"""Steps and inline rows that must be refused: by their code, naming op, array, position and value, with nothing
+executed and the daemon serving on."""
 from dataclasses import dataclass
-from typing import Callable, Optional, Tuple
+from typing import Callable
 
 import numpy as np
 import pytest
 
-from support import reference
 from support.catalogue import INDEX_MXFP8, V41
-from support.client import Step, failures
-from support.errors import GRPC_CODE_OF, RpcFailure, StepFailure
+from support.client import Step
+from support.refusal import BLOCKS, BUFFER_BYTES, FREE_BLOCK, INDEX, KV, OTHERS_BLOCK, TOKENS, Expect, Scene
 from support.stubs import pb
 from support.traffic import random_rows
-
-TOKENS, BLOCKS, OTHERS_BLOCK, FREE_BLOCK = 16, 8, 6, 7
-BUFFER_BYTES = 1 << 18
-KV, INDEX = 0, 1
-
-
-class Scene:
-    """A pool of 8 blocks with a main and an index region: 0..5 ours, 6 another session's, 7 free."""
-
-    def __init__(self, daemon):
-        self.daemon, self.client = daemon, daemon.client()
-        self.session, self.other = self.client.open_session("ours"), self.client.open_session("other")
-        self.pool = self.client.create_pool("refusals", 4 * TOKENS, BLOCKS, [
-            {"name": "kv", "format": "v41", "num_layers": 2, "compression_ratio": 4},
-            {"name": "index", "format": "index_mxfp8", "num_layers": 1, "compression_ratio": 4}])
-        self.pool_id = self.pool.pool_id
-        self.session.allocate_range(self.pool_id, 0, OTHERS_BLOCK)
-        self.other.allocate_range(self.pool_id, OTHERS_BLOCK, 1)
-        self.session.epoch = self.client.call("ListBlocks", pb.ListBlocksRequest(pool_id=self.pool_id)).epoch
-        self.buffer = self.session.create_buffer(BUFFER_BYTES)
-        self.others_buffer = self.other.create_buffer(BUFFER_BYTES)
-        self.released = self.session.create_buffer(4096)
-        self.released.release()
-        self.rng = np.random.default_rng(11)
-        self.memories = [daemon.region_memory("refusals", "kv"), daemon.region_memory("refusals", "index"),
-                         daemon.buffer_memory(self.buffer.id), daemon.buffer_memory(self.others_buffer.id)]
-        for memory in self.memories:
-            memory.array[:] = self.rng.integers(0, 256, memory.bytes).astype(np.uint8)
-        self.queue = self.session.open_queue()
-
-    def region(self, index=KV, layer=0):
-        return pb.RegionRef(pool_id=self.pool_id, region=index, layer=layer)
-
-    def source(self, **changes):
-        return self.view(0, 4, V41.row_bytes, **changes)
-
-    def out(self, **changes):
-        return self.view(1 << 16, 64, V41.row_bytes, **changes)
-
-    def view(self, offset, count, width, **changes):
-        view = self.buffer.view(offset, count, width)
-        for field, value in changes.items():
-            setattr(view, field, value)
-        return view
-
-    def index_out(self, **changes):
-        return self.view(1 << 16, 64, INDEX_MXFP8.loaded_row_bytes, **changes)
-
-    def index_scales(self, **changes):
-        return self.view(1 << 17, 64, 4, **{"row_stride_bytes": 16, **changes})
-
-    def good_op(self, step):
-        return step.store(self.region(), self.source(), [0, 1])
-
-    def contents(self):
-        return [memory.snapshot() for memory in self.memories]
-
-    def check_unchanged(self, before):
-        for memory, old in zip(self.memories, before):
-            assert (memory.array == old).all()
-
-    def check_serving(self):
-        """A correct step still does what it should, on the same stream and as a call."""
-        slots = [5 * TOKENS + 3, -1, 2]
-        for run in (self.queue.run, self.session.run):
-            rows = random_rows(self.rng, V41, 4)
-            self.buffer.write(rows)
-            step = Step().store(self.region(layer=1), self.source(), slots)
-            step.load(self.region(layer=1), [(5, 3, 4, 0), (0, 2, 3, 1)], 2, self.out())
-            reports = run(step)
-            assert (reports[0].rows_stored, reports[1].rows_loaded) == (2, 2)
-            expected = reference.cast_back(V41, rows[[0, 2]])
-            assert self.buffer.read(1 << 16, expected.size).tobytes() == expected.tobytes()
-
-    def refused(self, call):
-        """The refusal of call(), with memory unchanged by it and the daemon serving afterwards."""
-        before = self.contents()
-        with pytest.raises((RpcFailure, StepFailure)) as caught:
-            call()
-        self.check_unchanged(before)
-        refusal = caught.value.refusal
-        assert refusal is not None, f"no detail came with {caught.value}"
-        assert refusal.message and "\n" not in refusal.message
-        if refusal.grpc_code is not None:
-            assert refusal.grpc_code == GRPC_CODE_OF[refusal.status]
-        self.check_serving()
-        return refusal
 
 
 @pytest.fixture(scope="module")
 def scene(daemon):
     made = Scene(daemon)
     yield made
-    for memory in made.memories:
-        memory.close()
-    made.session.close()
-    made.other.close()
-    made.client.close()
-
-
-@dataclass(frozen=True)
-class Expect:
-    """None: not looked at. array: the name, whatever index or field follows it."""
-
-    status: object
-    array: Optional[str] = None
-    position: Optional[int] = None
-    value: Optional[int] = None
-    words: Tuple[str, ...] = ()
-
-    def check(self, refusal, op):
-        statuses = (self.status,) if isinstance(self.status, str) else self.status
-        assert refusal.status in statuses, refusal
-        assert refusal.op == op, refusal
-        if self.array is not None:
-            assert re.match(r"[a-z_]*", refusal.array).group() == self.array, refusal
-        if self.position is not None:
-            assert refusal.position == self.position, refusal
-        if self.value is not None:
-            assert refusal.value == self.value, refusal
-            assert str(self.value) in refusal.message, refusal
-        for word in self.words:
-            assert word in refusal.message, refusal
+    made.close()
 
 
 # -- slots and segments: steps on a stream, steps as calls, inline rows
@@ -279,11 +161,13 @@ def array_index(op):
 BIG = 1 << 62
 
 BAD_OPS = {
-    "unknown_pool": BadOp(store(region=lambda s: pb.RegionRef(pool_id=999999)), Expect("unknown_pool", "pool_id", value=999999)),
+    "unknown_pool": BadOp(store(region=lambda s: pb.RegionRef(pool_id=999999)),
+                          Expect("unknown_pool", "pool_id", value=999999)),
     "unknown_region": BadOp(store(region=lambda s: s.region(7)), Expect("unknown_region", "region", value=7)),
     "unknown_region_load": BadOp(load(region=lambda s: s.region(2)), Expect("unknown_region", "region", value=2)),
     "unknown_layer": BadOp(store(region=lambda s: s.region(KV, 2)), Expect("unknown_layer", "layer", value=2)),
-    "unknown_layer_load": BadOp(index_load(region=lambda s: s.region(INDEX, 1)), Expect("unknown_layer", "layer", value=1)),
+    "unknown_layer_load": BadOp(index_load(region=lambda s: s.region(INDEX, 1)),
+                                Expect("unknown_layer", "layer", value=1)),
     "layer_uint32_max": BadOp(store(region=lambda s: s.region(KV, 2**32 - 1)),
                               Expect("unknown_layer", "layer", value=2**32 - 1)),
     "no_region": BadOp(store(region=lambda s: None), Expect("invalid_argument", "region")),
@@ -293,7 +177,8 @@ BAD_OPS = {
                                 Expect("unknown_buffer", "out", value=424242)),
     "another_sessions_buffer": BadOp(load(out=lambda s: s.out(buffer_id=s.others_buffer.id)),
                                      Expect("unknown_buffer", "out")),
-    "another_sessions_array": BadOp(store(slots=lambda s: s.others_buffer.array(0, 2)), Expect("unknown_buffer", "slots")),
+    "another_sessions_array": BadOp(store(slots=lambda s: s.others_buffer.array(0, 2)),
+                                    Expect("unknown_buffer", "slots")),
     "released_buffer": BadOp(store(source=lambda s: s.source(buffer_id=s.released.id)),
                              Expect("unknown_buffer", "source")),
     "source_width": BadOp(store(source=lambda s: s.source(row_bytes=512, row_stride_bytes=1024)),
@@ -349,14 +234,18 @@ BAD_OPS = {
     "segments_index_past_the_arrays": BadOp(array_index("load"), Expect("out_of_range", "segments", value=9)),
     "slots_not_int32": BadOp(store(slots=raw_array(b"\x01\x00\x00\x00\x02\x00\x00")),
                              Expect("invalid_argument", "arrays", 1, 7)),
-    "segments_not_quadruples": BadOp(load(segments=raw_array(b"\x00" * 20)), Expect("invalid_argument", "segments", value=20)),
+    "segments_not_quadruples": BadOp(load(segments=raw_array(b"\x00" * 20)),
+                                     Expect("invalid_argument", "segments", value=20)),
     "array_not_set": BadOp(store(slots=lambda s: pb.Array()), Expect("invalid_argument", "arrays", 1)),
-    "array_past_its_buffer": BadOp(store(slots=lambda s: s.buffer.array(BUFFER_BYTES - 4, 2)), Expect("out_of_range", "slots")),
-    "array_count_overflows": BadOp(store(slots=lambda s: s.buffer.array(0, BIG)), Expect("out_of_range", "arrays", 1, BIG)),
+    "array_past_its_buffer": BadOp(store(slots=lambda s: s.buffer.array(BUFFER_BYTES - 4, 2)),
+                                   Expect("out_of_range", "slots")),
+    "array_count_overflows": BadOp(store(slots=lambda s: s.buffer.array(0, BIG)),
+                                   Expect("out_of_range", "arrays", 1, BIG)),
     "op_not_set": BadOp(unset_op, Expect("invalid_argument", "ops", 1)),
     "op_unknown": BadOp(raw_op, Expect("invalid_argument", "ops", 1)),
 }
-OF_AN_ARRAY = {"array_not_set", "slots_not_int32", "array_count_overflows"}  # an array belongs to the step, not to an op
+# An array belongs to the step, not to an op.
+OF_AN_ARRAY = {"array_not_set", "slots_not_int32", "array_count_overflows"}
 
 
 @pytest.mark.parametrize("door", ["queue", "call"])
@@ -397,7 +286,8 @@ def test_too_many_ops_and_arrays(scene, door):
     (pb.RegionRef(pool_id=999999), Expect("unknown_pool", value=999999)),
     ("region", Expect("unknown_region", "region", value=5)), ("layer", Expect("unknown_layer", "layer", value=2))])
 def test_inline_rows_of_something_unknown(scene, region, expect):
-    region = {"region": scene.region(5), "layer": scene.region(KV, 2)}.get(region) if isinstance(region, str) else region
+    if isinstance(region, str):
+        region = {"region": scene.region(5), "layer": scene.region(KV, 2)}[region]
     rows = random_rows(scene.rng, V41, 2)
     for call in (lambda: scene.session.store_rows(region, rows, [1, 2]),
                  lambda: scene.session.load_rows(region, [(0, 0, 1, 0)], 1)):
@@ -426,194 +316,3 @@ def test_inline_rows_cut_in_a_row(scene):
 def test_inline_load_without_end(scene):
     refusal = scene.refused(lambda: scene.session.load_rows(scene.region(), [], 2**63))
     assert refusal.status == "too_large"
-
-
-# -- sessions, secrets, epochs
-
-def secrets(scene):
-    good = bytes(scene.session.ref.secret)
-    flipped = bytes([good[0]]) + bytes([good[1] ^ 1]) + good[2:]
-    return {"last_bit": good[:-1] + bytes([good[-1] ^ 0x80]), "flipped": flipped, "short": good[:15], "empty": b"",
-            "long": good + b"\x00", "another_sessions": bytes(scene.other.ref.secret), "zeros": bytes(16)}
-
-
-def session_calls(scene, ref):
-    """Every call that acts for a session, made with this reference."""
-    client, step = scene.client, scene.good_op(Step())
-    pool_id, epoch = scene.pool_id, scene.session.epoch
-    return {
-        "AllocateBlocks": lambda: client.call("AllocateBlocks", pb.AllocateBlocksRequest(
-            session=ref, pool_id=pool_id, count=1)),
-        "AllocateBlockRange": lambda: client.call("AllocateBlockRange", pb.AllocateBlockRangeRequest(
-            session=ref, pool_id=pool_id, first_block=FREE_BLOCK, count=1)),
-        "FreeBlocks": lambda: client.call("FreeBlocks", pb.FreeBlocksRequest(
-            session=ref, pool_id=pool_id, blocks=bytes(4))),
-        "CreateBuffer": lambda: client.call("CreateBuffer", pb.CreateBufferRequest(
-            session=ref, device="host:0", bytes=4096)),
-        "ReadBuffer": lambda: list(stream(client.rpc.ReadBuffer(pb.ReadBufferRequest(
-            session=ref, buffer_id=scene.buffer.id, bytes=16)))),
-        "WriteBuffer": lambda: unary(lambda: client.rpc.WriteBuffer(iter([pb.WriteBufferRequest(
-            session=ref, buffer_id=scene.buffer.id, data=bytes(16))]))),
-        "ReleaseBuffer": lambda: client.call("ReleaseBuffer", pb.ReleaseBufferRequest(
-            session=ref, buffer_id=scene.buffer.id)),
-        "RunStep": lambda: client.call("RunStep", step.request(ref, epoch)),
-        "StoreRows": lambda: unary(lambda: client.rpc.StoreRows(iter([pb.StoreRowsRequest(
-            session=ref, epoch=epoch, region=scene.region(), row_bytes=1024, slots=bytes(4), rows=bytes(1024))]))),
-        "LoadRows": lambda: list(stream(client.rpc.LoadRows(pb.LoadRowsRequest(
-            session=ref, epoch=epoch, region=scene.region(), segments=bytes(16), total_k=1)))),
-        "Steps": lambda: steps_first(scene, step.request(ref, epoch, 1)),
-        "CloseSession": lambda: client.call("CloseSession", pb.CloseSessionRequest(session=ref)),
-    }
-
-
-def unary(call):
-    with failures():
-        return call()
-
-
-def stream(call):
-    with failures():
-        yield from call
-
-
-def steps_first(scene, request):
-    """A step as the first message of a stream of its own: its refusal, whichever way it is told."""
-    steps = scene.session.open_queue()
-    try:
-        steps.send_raw(request)
-        steps.wait(request.step_id)
-    finally:
-        steps.abandon()
-
-
-SESSION_CALLS = ("AllocateBlocks", "AllocateBlockRange", "FreeBlocks", "CreateBuffer", "ReadBuffer", "WriteBuffer",
-                 "ReleaseBuffer", "RunStep", "StoreRows", "LoadRows", "Steps", "CloseSession")
-
-
-@pytest.mark.parametrize("method", SESSION_CALLS)
-@pytest.mark.parametrize("secret", ["last_bit", "flipped", "short", "empty", "long", "another_sessions", "zeros"])
-def test_wrong_secret(scene, method, secret):
-    ref = pb.SessionRef(session_id=scene.session.id, secret=secrets(scene)[secret])
-    refusal = scene.refused(session_calls(scene, ref)[method])
-    assert refusal.status == "wrong_secret"
-    assert bytes(scene.session.ref.secret).hex() not in refusal.message
-
-
-@pytest.mark.parametrize("method", SESSION_CALLS)
-@pytest.mark.parametrize("kind", ["number", "absent", "closed"])
-def test_unknown_session(scene, method, kind):
-    ref = pb.SessionRef(session_id=987654321, secret=scene.session.ref.secret)
-    if kind == "absent":
-        ref = None
-    elif kind == "closed":
-        closed = scene.client.open_session("closed")
-        closed.close()
-        ref = closed.ref
-    refusal = scene.refused(session_calls(scene, ref)[method])
-    assert refusal.status == "unknown_session"
-
-
-def test_a_secret_is_random(scene):
-    opened = [scene.client.open_session(f"secret{i}") for i in range(8)]
-    assert all(len(s.ref.secret) == 16 for s in opened)
-    assert len({bytes(s.ref.secret) for s in opened}) == len({s.id for s in opened}) == 8
-    for session in opened:
-        session.close()
-
-
-DOORS = ["queue", "call", "rows"]
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("kind", ["store", "load"])
-def test_a_block_freed_and_assigned_again(scene, door, kind):
-    """To the same session: stale with the old epoch, fine with the new one. To another: not the owner."""
-    def call(epoch):
-        slot = block * TOKENS + 1
-        if door == "rows" and kind == "store":
-            return lambda: scene.session.store_rows(scene.region(), random_rows(scene.rng, V41, 1), [slot], epoch=epoch)
-        if door == "rows":
-            return lambda: scene.session.load_rows(scene.region(), [(block, 1, 2, 0)], 1, epoch=epoch)
-        step = scene.good_op(Step())
-        if kind == "store":
-            step.store(scene.region(), scene.source(), [slot])
-        else:
-            step.load(scene.region(), [(block, 1, 2, 0)], 1, scene.out())
-        return lambda: (scene.queue if door == "queue" else scene.session).run(step, epoch=epoch)
-
-    op = 0 if door == "rows" else 1
-    array, value = ("slots", FREE_BLOCK * TOKENS + 1) if kind == "store" else ("segments", FREE_BLOCK)
-    block = scene.session.allocate_range(scene.pool_id, FREE_BLOCK, 1)[0]
-    old = scene.session.epoch
-    scene.session.free(scene.pool_id, [block])
-    scene.session.allocate_range(scene.pool_id, FREE_BLOCK, 1)
-    assert scene.session.epoch > old
-    Expect("stale_block", array, 0, value).check(scene.refused(call(old)), op)
-    call(scene.session.epoch)()
-
-    scene.session.free(scene.pool_id, [block])
-    scene.other.allocate_range(scene.pool_id, FREE_BLOCK, 1)
-    newest = max(scene.session.epoch, scene.other.epoch)
-    Expect("not_owner", array, 0, value).check(scene.refused(call(newest)), op)
-    Expect(("not_owner", "stale_block"), array, 0, value).check(scene.refused(call(old)), op)
-    scene.other.free(scene.pool_id, [block])
-    Expect("not_owner", array, 0, value).check(scene.refused(call(newest)), op)
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_deleted_pool(scene, door):
-    pool = scene.client.create_pool("deleted", 16, 2, [{"name": "kv", "format": "v41", "num_layers": 1}])
-    scene.session.allocate(pool.pool_id, 2)
-    with pytest.raises(RpcFailure) as caught:
-        scene.client.delete_pool(pool.pool_id)
-    assert caught.value.status == "in_use"
-    scene.client.delete_pool(pool.pool_id, force=True)
-    region = pb.RegionRef(pool_id=pool.pool_id)
-    step = scene.good_op(Step()).store(region, scene.source(), [0])
-    call = {"queue": lambda: scene.queue.run(step), "call": lambda: scene.session.run(step),
-            "rows": lambda: scene.session.store_rows(region, random_rows(scene.rng, V41, 1), [0])}[door]
-    refusal = scene.refused(call)
-    assert (refusal.status, refusal.value) == ("unknown_pool", pool.pool_id)
-    for again in (lambda: scene.client.pool(pool.pool_id), lambda: scene.client.delete_pool(pool.pool_id),
-                  lambda: scene.session.allocate(pool.pool_id, 1)):
-        assert scene.refused(again).status == "unknown_pool"
-
-
-# -- buffers and inspection
-
-BAD_CALLS = {
-    "read_past_the_end": (lambda s: s.buffer.read(BUFFER_BYTES - 8, 16), "out_of_range"),
-    "read_overflow": (lambda s: s.buffer.read(2**64 - 8, 16), "out_of_range"),
-    "write_past_the_end": (lambda s: s.buffer.write(np.zeros(16, np.uint8), BUFFER_BYTES - 8), "out_of_range"),
-    "write_overflow": (lambda s: s.buffer.write(np.zeros(16, np.uint8), 2**64 - 8), "out_of_range"),
-    "unknown_device": (lambda s: s.session.create_buffer(4096, "host:7"), "wrong_device"),
-    "no_bytes": (lambda s: s.session.create_buffer(0), "invalid_argument"),
-    "too_many_bytes": (lambda s: s.session.create_buffer(1 << 50), "out_of_memory"),
-    "release_twice": (lambda s: s.released.release(), "unknown_buffer"),
-    "inspect_too_many": (lambda s: s.client.inspect(s.region(), [0] * 1025), "too_large"),
-    "inspect_out_of_range": (lambda s: s.client.inspect(s.region(), [1, TOKENS * BLOCKS]), "out_of_range"),
-    "inspect_negative": (lambda s: s.client.inspect(s.region(), [-1]), "out_of_range"),
-    "inspect_unknown_layer": (lambda s: s.client.inspect(s.region(KV, 2), [0]), "unknown_layer"),
-    "dump_past_the_end": (lambda s: s.client.dump(s.region(), 7, 2), "out_of_range"),
-    "dump_overflow": (lambda s: s.client.dump(s.region(), 2**32 - 1, 2), "out_of_range"),
-    "dump_unknown_region": (lambda s: s.client.dump(s.region(4), 0, 1), "unknown_region"),
-    "blocks_of_nothing": (lambda s: s.client.block_states(12345678), "unknown_pool"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls(scene, name):
-    call, status = BAD_CALLS[name]
-    assert scene.refused(lambda: call(scene)).status == status
-
-
-def test_a_buffer_of_another_session(scene):
-    class Stolen:
-        session = scene.session
-        id = scene.others_buffer.id
-        bytes = BUFFER_BYTES
-    for call in (lambda: type(scene.buffer).read(Stolen, 0, 16),
-                 lambda: type(scene.buffer).write(Stolen, np.zeros(16, np.uint8)),
-                 lambda: type(scene.buffer).release(Stolen)):
-        assert scene.refused(call).status == "unknown_buffer"
-    assert len(scene.others_buffer.read()) == BUFFER_BYTES

@@ -4,7 +4,8 @@ import os
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (RuleBasedStateMachine, initialize, invariant, precondition, rule,
+                                  run_state_machine_as_test)
 
 from support import memory
 from support.catalogue import V41, Geometry

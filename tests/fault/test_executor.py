@@ -95,7 +95,8 @@ def test_executor_with_steps_in_flight(daemon, client, session, pool_name, rng):
     after = region_memory.snapshot()
     finished.check_memory(after)
     stride = GEOMETRY.block_stride_bytes
-    changed = {b for b in range(BLOCKS) if (before[b * stride:(b + 1) * stride] != after[b * stride:(b + 1) * stride]).any()}
+    changed = {b for b in range(BLOCKS)
+               if before[b * stride:(b + 1) * stride].tobytes() != after[b * stride:(b + 1) * stride].tobytes()}
     assert changed <= torn, f"blocks {sorted(changed - torn)} changed and were not named"
     for lane in lanes:
         assert lane.source.read().tobytes() == lane.rows.tobytes(), "a buffer lost its bytes"

@@ -90,7 +90,8 @@ def quantize(fmt, rows):
     n, zeros = len(rows), np.zeros(len(rows), np.int64)
     bad = nonfinite(rows)
     if fmt.quantized_dtype == "none":
-        return Quantized(rows.view(np.uint8).reshape(n, fmt.row_bytes), np.zeros((n, 0), np.uint8), bad.any(1), zeros, zeros)
+        data = rows.view(np.uint8).reshape(n, fmt.row_bytes)
+        return Quantized(data, np.zeros((n, 0), np.uint8), bad.any(1), zeros, zeros)
 
     groups = (n, fmt.groups, fmt.elements_per_scale)
     x = np.where(bad, np.float32(0), bf16_to_f32(rows)).reshape(groups)

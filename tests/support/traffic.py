@@ -21,7 +21,7 @@ def whole_block_segments(blocks, tokens_per_block):
 
 
 class Lane:
-    """Blocks of one session in one region, with a buffer for rows in and one for rows out; main caches and bf16 only."""
+    """Blocks of one session in one region, a buffer for rows in and one for rows out; main caches and bf16 only."""
 
     def __init__(self, session, geometry, pool_id, blocks, layer=0, region=0, device="host:0"):
         self.session, self.geometry, self.format = session, geometry, geometry.format

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the programs that ctest knows under valgrind, two at a time, and writes a JUnit file.
 
-    under_valgrind.py BUILD_DIR JUNIT_FILE [--leave-out REGEX] [--seconds N]
+    under_valgrind.py BUILD_DIR JUNIT_FILE [--only REGEX] [--leave-out REGEX] [--seconds N]
 
 An invalid access, a use of undefined memory, a definite leak or a failing test fails the program.
 """
@@ -42,10 +42,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build_dir")
     parser.add_argument("junit")
+    parser.add_argument("--only", default="")
     parser.add_argument("--leave-out", default="^$")
     parser.add_argument("--seconds", type=int, default=300)
     arguments = parser.parse_args()
-    tests = list(tests_of(arguments.build_dir))
+    tests = [test for test in tests_of(arguments.build_dir) if re.search(arguments.only, test[0])]
     wanted = [test for test in tests if not re.search(arguments.leave_out, test[0])]
     for test in tests:
         if test not in wanted:

@@ -100,7 +100,9 @@ static void on_memory(void *context, const struct kvp_error *error) {
 static const struct kvp_link_events events = {
     .ready = on_ready, .lost = on_lost, .completion = on_completion, .progress = on_progress, .stopped = on_stopped};
 
-static void on_tick(uv_timer_t *timer) { (void)timer; }
+static void on_tick(uv_timer_t *timer) {
+  (void)timer;
+}
 
 static void watch_init(struct watch *watch, const char *device, const char *path) {
   memset(watch, 0, sizeof *watch);

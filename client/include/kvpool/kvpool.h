@@ -1,20 +1,20 @@
 /* libkvpool: the C interface to kvpoold, a daemon that owns the paged KV pool of one host.
  *
- * A scheduler connects, opens a session, leases blocks of a pool and sends steps: lists of store and load operations on
- * records addressed by slots. The planners at the end of this file turn block tables and sequence lengths into the
+ * A scheduler connects, opens a session, leases blocks of a pool and sends steps: lists of store and load operations
+ * on records addressed by slots. The planners at the end of this file turn block tables and sequence lengths into the
  * slots and segments that steps take; they need no daemon.
  *
  * Conventions
- *   Ownership   kvpool_*_new, _open, _create and _connect give an object that the matching _destroy, _close or _release
- *               takes back; both accept NULL. Pointers that an accessor returns live as long as their object.
- *   Errors      Calls that can fail return a kvpool_status and fill the kvpool_error they are given (NULL: not wanted).
- *               Outputs are set on success only. There is no global state.
- *   Threads     One kvpool_client may be used by any number of threads at once. A kvpool_step or kvpool_queue belongs to
- *               one thread at a time. Callbacks run on the library's own thread, one at a time, in order of occurrence;
- *               a blocking call from inside a callback is refused (KVPOOL_INVALID_ARGUMENT).
+ *   Ownership   kvpool_*_new, _open, _create and _connect give an object that the matching _destroy, _close or
+ * _release takes back; both accept NULL. Pointers that an accessor returns live as long as their object. Errors Calls
+ * that can fail return a kvpool_status and fill the kvpool_error they are given (NULL: not wanted). Outputs are set
+ * on success only. There is no global state. Threads     One kvpool_client may be used by any number of threads at
+ * once. A kvpool_step or kvpool_queue belongs to one thread at a time. Callbacks run on the library's own thread, one
+ * at a time, in order of occurrence; a blocking call from inside a callback is refused (KVPOOL_INVALID_ARGUMENT).
  *   Blocking    A call that talks to the daemon blocks until the answer, at most the client's timeout
- *               (KVPOOL_DEADLINE_EXCEEDED: it may or may not have happened). Asynchronous calls say so.
- *   Arrays      int32 slots, block ids and segments in host byte order (little-endian hosts only).
+ *               (KVPOOL_DEADLINE_EXCEEDED: it may or may not have happened); one that moves data in pieces, at most
+ * the timeout for each piece. Asynchronous calls say so. Arrays      int32 slots, block ids and segments in host byte
+ * order (little-endian hosts only).
  */
 #ifndef KVPOOL_KVPOOL_H
 #define KVPOOL_KVPOOL_H
@@ -41,7 +41,8 @@ extern "C" {
 /* "0.1.0". Static. */
 KVPOOL_API const char *kvpool_version(void);
 
-/* ---- errors ------------------------------------------------------------------------------------------------------- */
+/* ---- errors -------------------------------------------------------------------------------------------------------
+ */
 
 /* The codes of the protocol, and what a client adds to them (from 100 on). */
 typedef enum kvpool_status {
@@ -93,27 +94,33 @@ typedef struct kvpool_error {
   char text[384];   /* one line for a person */
 } kvpool_error;
 
-/* ---- connection --------------------------------------------------------------------------------------------------- */
+/* ---- connection ---------------------------------------------------------------------------------------------------
+ */
 
 typedef struct kvpool_client kvpool_client;
 
 typedef struct kvpool_connect_options {
   size_t size_bytes;       /* sizeof(kvpool_connect_options), so that the struct can grow */
   uint32_t timeout_ms;     /* of every blocking call; 0 = 10,000 */
-  bool wait_until_serving; /* connect returns when every device of the daemon serves, or at the timeout */
+  bool wait_until_serving; /* connect returns when every device of the daemon serves, or at the timeout; a daemon that
+                              is not there yet is waited for as well */
 } kvpool_connect_options;
 
-/* target: a unix socket's path, or "unix:PATH"; NULL: $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock. options NULL: the
- * defaults. Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_VERSION_MISMATCH, KVPOOL_DEADLINE_EXCEEDED.
+/* target: a unix socket's path, or "unix:PATH"; NULL: $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock. options NULL:
+ * the defaults. Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_VERSION_MISMATCH,
+ * KVPOOL_DEADLINE_EXCEEDED.
  *
  * A client reconnects by itself: a call after the daemon came back is served. Sessions don't come back with it: their
  * calls end with KVPOOL_UNKNOWN_SESSION, and their event callback has told what was lost. */
 KVPOOL_API kvpool_status kvpool_client_connect(const char *target, const kvpool_connect_options *options,
                                                kvpool_client **out, kvpool_error *error);
-/* Sessions and queues of this client must be closed before (a session still open is closed with it, by force). */
+/* Sessions and queues of this client must be closed before (a session still open is closed with it, by force; steps
+ * still under way end with KVPOOL_CANCELLED). Handles left over stay valid, to be given back in any order. Not from
+ * inside a callback. */
 KVPOOL_API void kvpool_client_destroy(kvpool_client *client);
 
-/* ---- the daemon --------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ---------------------------------------------------------------------------------------------------
+ */
 
 typedef enum kvpool_device_state {
   KVPOOL_DEVICE_STARTING = 0,
@@ -168,7 +175,8 @@ KVPOOL_API const kvpool_device_info *kvpool_server_info_device(const kvpool_serv
 KVPOOL_API size_t kvpool_server_info_format_count(const kvpool_server_info *info);
 KVPOOL_API const kvpool_format_info *kvpool_server_info_format(const kvpool_server_info *info, size_t index);
 
-/* ---- pools -------------------------------------------------------------------------------------------------------- */
+/* ---- pools --------------------------------------------------------------------------------------------------------
+ */
 
 typedef enum kvpool_pool_kind {
   KVPOOL_POOL_PAGED = 0, /* a block holds consecutive tokens of a sequence */
@@ -224,7 +232,8 @@ KVPOOL_API kvpool_status kvpool_pool_open(kvpool_client *client, const char *nam
 KVPOOL_API kvpool_status kvpool_pool_refresh(kvpool_pool *pool, kvpool_error *error);
 /* Forgets the handle; the pool itself stays. */
 KVPOOL_API void kvpool_pool_destroy(kvpool_pool *pool);
-/* Deletes the pool in the daemon; an operator's right. force: also while blocks are leased. KVPOOL_IN_USE otherwise. */
+/* Deletes the pool in the daemon; an operator's right. force: also while blocks are leased. KVPOOL_IN_USE otherwise.
+ */
 KVPOOL_API kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpool_error *error);
 
 KVPOOL_API uint64_t kvpool_pool_id(const kvpool_pool *pool);
@@ -250,7 +259,8 @@ KVPOOL_API size_t kvpool_pool_list_count(const kvpool_pool_list *list);
 /* Owned by the list. */
 KVPOOL_API const kvpool_pool *kvpool_pool_list_item(const kvpool_pool_list *list, size_t index);
 
-/* ---- sessions ----------------------------------------------------------------------------------------------------- */
+/* ---- sessions -----------------------------------------------------------------------------------------------------
+ */
 
 typedef struct kvpool_session kvpool_session;
 
@@ -262,9 +272,9 @@ typedef enum kvpool_session_event_kind {
 
 typedef struct kvpool_session_event {
   kvpool_session_event_kind kind;
-  const char *device;        /* DEVICE_*; else "" */
-  uint64_t pool_id;          /* DEVICE_LOST: pool of `blocks`; one event per pool, or one with block_count 0 */
-  const int32_t *blocks;     /* blocks that a store was writing to */
+  const char *device;    /* DEVICE_*; else "" */
+  uint64_t pool_id;      /* DEVICE_LOST: pool of `blocks`; one event per pool, or one with block_count 0 */
+  const int32_t *blocks; /* blocks that a store was writing to */
   size_t block_count;
   const kvpool_error *error; /* ENDED */
 } kvpool_session_event;
@@ -273,18 +283,20 @@ typedef struct kvpool_session_event {
 typedef void (*kvpool_session_event_fn)(void *context, const kvpool_session_event *event);
 
 typedef struct kvpool_session_options {
-  size_t size_bytes;          /* sizeof(kvpool_session_options) */
-  const char *name;           /* for people: "scheduler-0"; NULL: the program's name */
-  const char *namespace_name; /* tenant; NULL: "default" */
-  uint32_t blocks_max;        /* quota over all pools; 0 = none */
+  size_t size_bytes;                /* sizeof(kvpool_session_options) */
+  const char *name;                 /* for people: "scheduler-0"; NULL: the program's name */
+  const char *namespace_name;       /* tenant; NULL: "default" */
+  uint32_t blocks_max;              /* quota over all pools; 0 = none */
   kvpool_session_event_fn on_event; /* NULL: not wanted */
   void *context;
 } kvpool_session_options;
 
-/* The session lives as long as this process holds it: when the process dies the daemon ends it and frees its blocks. */
+/* The session lives as long as this process holds it: when the process dies the daemon ends it and frees its blocks.
+ */
 KVPOOL_API kvpool_status kvpool_session_open(kvpool_client *client, const kvpool_session_options *options,
                                              kvpool_session **out, kvpool_error *error);
-/* Ends it: blocks are freed, buffers released. Queues of the session must be closed before. No event is sent. */
+/* Ends it: blocks are freed, buffers released. Queues of the session must be closed before. No event is sent, and
+ * none is being told when it returns. From inside a callback: allowed, and doesn't wait for the daemon. */
 KVPOOL_API void kvpool_session_close(kvpool_session *session);
 KVPOOL_API uint64_t kvpool_session_id(const kvpool_session *session);
 /* The secret that other programs need to act for this session (the attach protocol, tools): 16 bytes. */
@@ -311,18 +323,20 @@ typedef struct kvpool_session_info {
 } kvpool_session_info;
 
 typedef struct kvpool_session_list kvpool_session_list;
-KVPOOL_API kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list **out, kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list **out,
+                                                 kvpool_error *error);
 KVPOOL_API void kvpool_session_list_destroy(kvpool_session_list *list);
 KVPOOL_API size_t kvpool_session_list_count(const kvpool_session_list *list);
 KVPOOL_API const kvpool_session_info *kvpool_session_list_item(const kvpool_session_list *list, size_t index);
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+/* ---- blocks -------------------------------------------------------------------------------------------------------
+ */
 
 /* All or nothing. out: int32[count], caller's. KVPOOL_OUT_OF_BLOCKS and KVPOOL_QUOTA_EXCEEDED name the numbers. */
 KVPOOL_API kvpool_status kvpool_blocks_allocate(kvpool_session *session, const kvpool_pool *pool, uint32_t count,
                                                 int32_t *out, kvpool_error *error);
-/* Exactly [first, first + count), for a scheduler with an allocator of its own. KVPOOL_IN_USE names the first block that
- * is not free. */
+/* Exactly [first, first + count), for a scheduler with an allocator of its own. KVPOOL_IN_USE names the first block
+ * that is not free. */
 KVPOOL_API kvpool_status kvpool_blocks_allocate_range(kvpool_session *session, const kvpool_pool *pool,
                                                       uint32_t first_block, uint32_t count, kvpool_error *error);
 /* The blocks return to the pool when every step accepted before has retired. */
@@ -345,6 +359,7 @@ typedef struct kvpool_block_run {
   uint64_t epoch;
 } kvpool_block_run;
 
+/* Of a large pool it is asked for in parts, between which blocks may change hands. */
 typedef struct kvpool_block_map kvpool_block_map;
 KVPOOL_API kvpool_status kvpool_block_map_get(kvpool_client *client, const kvpool_pool *pool, kvpool_block_map **out,
                                               kvpool_error *error);
@@ -352,7 +367,8 @@ KVPOOL_API void kvpool_block_map_destroy(kvpool_block_map *map);
 KVPOOL_API size_t kvpool_block_map_run_count(const kvpool_block_map *map);
 KVPOOL_API const kvpool_block_run *kvpool_block_map_run(const kvpool_block_map *map, size_t index);
 
-/* ---- buffers ------------------------------------------------------------------------------------------------------ */
+/* ---- buffers ------------------------------------------------------------------------------------------------------
+ */
 
 /* Device memory of one session, zero-filled when new: sources, outputs and arrays of steps. */
 typedef struct kvpool_buffer kvpool_buffer;
@@ -362,16 +378,17 @@ KVPOOL_API kvpool_status kvpool_buffer_create(kvpool_session *session, const cha
                                               kvpool_buffer **out, kvpool_error *error);
 /* Any size; sent in pieces. KVPOOL_OUT_OF_RANGE: not inside the buffer, nothing written. An error on the way (device
  * lost) may leave a part written. */
-KVPOOL_API kvpool_status kvpool_buffer_write(kvpool_buffer *buffer, uint64_t offset_bytes, const void *data, uint64_t bytes,
-                                             kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_buffer_write(kvpool_buffer *buffer, uint64_t offset_bytes, const void *data,
+                                             uint64_t bytes, kvpool_error *error);
 KVPOOL_API kvpool_status kvpool_buffer_read(kvpool_buffer *buffer, uint64_t offset_bytes, void *out, uint64_t bytes,
                                             kvpool_error *error);
-/* Its memory goes when the steps that use it have retired. */
+/* Its memory goes when the steps that use it have retired. The handle is gone whatever is returned. */
 KVPOOL_API kvpool_status kvpool_buffer_release(kvpool_buffer *buffer, kvpool_error *error);
 KVPOOL_API uint64_t kvpool_buffer_id(const kvpool_buffer *buffer);
 KVPOOL_API uint64_t kvpool_buffer_bytes(const kvpool_buffer *buffer);
 
-/* ---- steps -------------------------------------------------------------------------------------------------------- */
+/* ---- steps --------------------------------------------------------------------------------------------------------
+ */
 
 /* One layer of one region. */
 typedef struct kvpool_layer {
@@ -390,7 +407,8 @@ typedef struct kvpool_view {
   uint32_t row_bytes;        /* what the region's format says */
 } kvpool_view;
 
-/* An ordered list of ops, built once and submitted any number of times. The daemon checks it whole before anything runs. */
+/* An ordered list of ops, built once and submitted any number of times. The daemon checks it whole before anything
+ * runs. */
 typedef struct kvpool_step kvpool_step;
 
 KVPOOL_API kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool_error *error);
@@ -401,8 +419,8 @@ KVPOOL_API void kvpool_step_clear(kvpool_step *step);
 KVPOOL_API kvpool_status kvpool_step_set_placement(kvpool_step *step, const char *device, kvpool_error *error);
 
 /* Arrays are given once and named by the number *array in any op of the step. values are copied. */
-KVPOOL_API kvpool_status kvpool_step_add_array(kvpool_step *step, const int32_t *values, size_t count, uint32_t *array,
-                                               kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_step_add_array(kvpool_step *step, const int32_t *values, size_t count,
+                                               uint32_t *array, kvpool_error *error);
 /* int32[count] at offset_bytes of a buffer, read and checked when the op runs. */
 KVPOOL_API kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const kvpool_buffer *buffer,
                                                       uint64_t offset_bytes, uint64_t count, uint32_t *array,
@@ -410,10 +428,12 @@ KVPOOL_API kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const k
 
 /* Quantize source row i into the record of slots[i]; -1 skips. slots: array of int32[n], n <= source->rows. cast_back
  * NULL, or n BF16 rows: what a load would return. */
-KVPOOL_API kvpool_status kvpool_step_add_store(kvpool_step *step, const kvpool_layer *layer, const kvpool_view *source,
-                                               uint32_t slots, const kvpool_view *cast_back, kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_step_add_store(kvpool_step *step, const kvpool_layer *layer,
+                                               const kvpool_view *source, uint32_t slots,
+                                               const kvpool_view *cast_back, kvpool_error *error);
 /* segments: array of int32[m, 4] = block (-1: zero rows), begin, end, destination row. out: BF16 rows, or an index
- * format's codes; out_scales: an index format's scales, else NULL. Rows that no segment covers keep what was there. */
+ * format's codes; out_scales: an index format's scales, else NULL. Rows that no segment covers keep what was there.
+ */
 KVPOOL_API kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_layer *layer, uint32_t segments,
                                               uint64_t total_k, const kvpool_view *out, const kvpool_view *out_scales,
                                               kvpool_error *error);
@@ -433,19 +453,20 @@ typedef struct kvpool_op_report {
   bool unchecked_arrays; /* an array lay in device memory */
 } kvpool_op_report;
 
-/* Blocking: submits and waits until it is done. reports: kvpool_op_report[report_count_max] or NULL. A refused step ran
- * nothing; KVPOOL_DEVICE_LOST: what it was writing may be torn (see the session's events). */
+/* Blocking: submits and waits until it is done. reports: kvpool_op_report[report_count_max] or NULL. A refused step
+ * ran nothing; KVPOOL_DEVICE_LOST: what it was writing may be torn (see the session's events). */
 KVPOOL_API kvpool_status kvpool_step_run(kvpool_step *step, kvpool_op_report *reports, size_t report_count_max,
                                          kvpool_error *error);
 
-/* ---- queues: asynchronous steps ----------------------------------------------------------------------------------- */
+/* ---- queues: asynchronous steps -----------------------------------------------------------------------------------
+ */
 
 /* Steps of a queue run in order; queues run independently. */
 typedef struct kvpool_queue kvpool_queue;
 
 typedef struct kvpool_completion {
-  uint64_t step_id; /* as kvpool_queue_submit gave it */
-  bool accepted;    /* only checked and accepted; the last word is still to come */
+  uint64_t step_id;                /* as kvpool_queue_submit gave it */
+  bool accepted;                   /* only checked and accepted; the last word is still to come */
   const kvpool_error *error;       /* NULL: accepted, or done */
   const kvpool_op_report *reports; /* [report_count], when done */
   size_t report_count;
@@ -461,14 +482,19 @@ KVPOOL_API kvpool_status kvpool_queue_open(kvpool_session *session, kvpool_compl
  * KVPOOL_BUSY: more than the queue's limit of steps wait; KVPOOL_DISCONNECTED, KVPOOL_UNKNOWN_SESSION. */
 KVPOOL_API kvpool_status kvpool_queue_submit(kvpool_queue *queue, const kvpool_step *step, uint64_t *step_id,
                                              kvpool_error *error);
-/* Blocking: until every step submitted so far has had its last word. */
+/* Blocking: until every step submitted so far has had its last word, failed ones included, and its callback has
+ * returned. */
 KVPOOL_API kvpool_status kvpool_queue_wait(kvpool_queue *queue, kvpool_error *error);
-/* Waits for its steps (at most the timeout), then closes. */
+/* Waits for its steps (at most the timeout; the rest ends with KVPOOL_CANCELLED), then closes. From inside a
+ * callback: allowed, waits for nothing, and nothing is told any more. */
 KVPOOL_API void kvpool_queue_close(kvpool_queue *queue);
 
-/* ---- rows without buffers, inspection ----------------------------------------------------------------------------- */
+/* ---- rows without buffers, inspection -----------------------------------------------------------------------------
+ */
 
-/* Blocking store of rows from this process: rows [n, row_bytes], contiguous. report NULL: not wanted. */
+/* Blocking store of rows from this process: rows [row_count, row_bytes], contiguous; slot_count <= row_count, rows
+ * without a slot are ignored. report NULL: not wanted. KVPOOL_TOO_LARGE: more slots than one message holds (about a
+ * million). */
 KVPOOL_API kvpool_status kvpool_rows_store(kvpool_session *session, const kvpool_layer *layer, const void *rows,
                                            uint64_t row_count, uint32_t row_bytes, const int32_t *slots,
                                            size_t slot_count, kvpool_op_report *report, kvpool_error *error);
@@ -491,9 +517,9 @@ typedef struct kvpool_record {
 
 typedef struct kvpool_record_list kvpool_record_list;
 /* An operator's right. count <= 1024. placement NULL: the first. */
-KVPOOL_API kvpool_status kvpool_record_list_get(kvpool_client *client, const kvpool_layer *layer, const char *placement,
-                                                const int32_t *slots, size_t count, kvpool_record_list **out,
-                                                kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_record_list_get(kvpool_client *client, const kvpool_layer *layer,
+                                                const char *placement, const int32_t *slots, size_t count,
+                                                kvpool_record_list **out, kvpool_error *error);
 KVPOOL_API void kvpool_record_list_destroy(kvpool_record_list *list);
 KVPOOL_API size_t kvpool_record_list_count(const kvpool_record_list *list);
 KVPOOL_API const kvpool_record *kvpool_record_list_item(const kvpool_record_list *list, size_t index);
@@ -503,9 +529,10 @@ KVPOOL_API kvpool_status kvpool_blocks_dump(kvpool_client *client, const kvpool_
                                             uint32_t first_block, uint32_t count, void *out, uint64_t out_bytes,
                                             kvpool_error *error);
 
-/* ---- planners: CPU only, no daemon -------------------------------------------------------------------------------- */
-/* All of them check int32 overflow and refuse with the values in the text; they allocate nothing and are linear in their
- * output. Where an output is sized by a count, calling with out = NULL gives the count only. */
+/* ---- planners: CPU only, no daemon --------------------------------------------------------------------------------
+ */
+/* All of them check int32 overflow and refuse with the values in the text; they allocate nothing and are linear in
+ * their output. Where an output is sized by a count, calling with out = NULL gives the count only. */
 
 /* A load plan's element, int32[4] in memory. */
 typedef struct kvpool_segment {
@@ -520,8 +547,8 @@ typedef struct kvpool_segment {
  * *count: segments needed; KVPOOL_OUT_OF_RANGE when out_max (elements of out) is less. */
 KVPOOL_API kvpool_status kvpool_plan_paged_range(const int32_t *block_table, size_t table_count,
                                                  uint32_t tokens_per_block, int64_t token_begin, int64_t token_end,
-                                                 int32_t dst_begin, kvpool_segment *out, size_t out_max, size_t *count,
-                                                 kvpool_error *error);
+                                                 int32_t dst_begin, kvpool_segment *out, size_t out_max,
+                                                 size_t *count, kvpool_error *error);
 
 /* Slots of tokens [token_begin, token_end): table[t / tokens_per_block] * tokens_per_block + t % tokens_per_block.
  * out: int32[token_end - token_begin]. */
@@ -529,7 +556,8 @@ KVPOOL_API kvpool_status kvpool_plan_slot_mapping(const int32_t *block_table, si
                                                   uint32_t tokens_per_block, int64_t token_begin, int64_t token_end,
                                                   int32_t *out, kvpool_error *error);
 
-/* The compressed tokens that a chunk completes: t in [floor((seqlen_k - seqlen_q) / ratio), floor(seqlen_k / ratio)). */
+/* The compressed tokens that a chunk completes: t in [floor((seqlen_k - seqlen_q) / ratio), floor(seqlen_k / ratio)).
+ */
 KVPOOL_API kvpool_status kvpool_plan_new_compressed(int64_t seqlen_k, int64_t seqlen_q, uint32_t ratio,
                                                     int64_t *token_begin, int64_t *token_end, kvpool_error *error);
 
@@ -543,12 +571,13 @@ typedef struct kvpool_sequence {
 
 /* Load plan of the compressed main cache of a batch. Sequence i: n_i = floor(seqlen_k / ratio) tokens, this chunk's
  * included; n_i = 0 gives one zero row, so that every sequence owns at least one. tokens_per_block: the region's.
- *   cu_seqlens  int32[sequence_count + 1]: running sum of max(1, n_i)
+ *   cu_seqlens  int32[sequence_count + 1]: running sum of max(1, n_i); NULL: not wanted
  *   out         segments, *count of them (out_max: room)
- *   *total_k    rows of the plan */
-KVPOOL_API kvpool_status kvpool_plan_compressed(const kvpool_sequence *sequences, size_t sequence_count, uint32_t ratio,
-                                                uint32_t tokens_per_block, int32_t *cu_seqlens, kvpool_segment *out,
-                                                size_t out_max, size_t *count, int64_t *total_k, kvpool_error *error);
+ *   *total_k    rows of the plan; NULL: not wanted */
+KVPOOL_API kvpool_status kvpool_plan_compressed(const kvpool_sequence *sequences, size_t sequence_count,
+                                                uint32_t ratio, uint32_t tokens_per_block, int32_t *cu_seqlens,
+                                                kvpool_segment *out, size_t out_max, size_t *count, int64_t *total_k,
+                                                kvpool_error *error);
 
 /* Per query row of the batch the visible compressed columns [ks, ke): ks = cu_seqlens[i], ke = ks + min(n_i,
  * floor((position + 1) / ratio)), position counted from the sequence's begin. ks, ke: int32[sum of seqlen_q]. */

@@ -1,0 +1,110 @@
+/* sessions: who is connected and what they hold. */
+#include <time.h>
+
+#include "client/kvpoolctl/command.h"
+#include "client/kvpoolctl/hint.h"
+#include "client/kvpoolctl/json.h"
+#include "client/kvpoolctl/table.h"
+#include "client/kvpoolctl/text.h"
+
+static json_t *session_json(const kvpool_session_info *session) {
+  json_t *object = json_object();
+  kvp_ctl_json_integer(object, "session_id", (int64_t)session->session_id);
+  kvp_ctl_json_string(object, "name", session->name);
+  kvp_ctl_json_string(object, "namespace", session->namespace_name);
+  kvp_ctl_json_integer(object, "peer_pid", session->peer_pid);
+  kvp_ctl_json_integer(object, "peer_uid", session->peer_uid);
+  kvp_ctl_json_integer(object, "opened_unix_ns", (int64_t)session->opened_unix_ns);
+  kvp_ctl_json_integer(object, "blocks", session->blocks);
+  kvp_ctl_json_integer(object, "buffers", session->buffers);
+  kvp_ctl_json_integer(object, "buffer_bytes", (int64_t)session->buffer_bytes);
+  kvp_ctl_json_integer(object, "queues", session->queues);
+  kvp_ctl_json_integer(object, "steps_in_flight", session->steps_in_flight);
+  kvp_ctl_json_integer(object, "steps_done", (int64_t)session->steps_done);
+  kvp_ctl_json_integer(object, "steps_refused", (int64_t)session->steps_refused);
+  return object;
+}
+
+static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *session, uint64_t now_ns) {
+  uint64_t age_ns = now_ns > session->opened_unix_ns ? now_ns - session->opened_unix_ns : 0;
+  kvp_ctl_table_row(table);
+  kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%llu", (unsigned long long)session->session_id);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", session->name);
+  kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s", session->namespace_name);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->peer_pid);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->peer_uid);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_duration(age_ns).text);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(session->blocks).text);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(session->buffer_bytes).text);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->queues);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(session->steps_done).text);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->steps_in_flight);
+  kvp_ctl_table_cell(table, session->steps_refused > 0 ? KVP_CTL_WARN : KVP_CTL_PLAIN, "%s",
+                     kvp_ctl_count(session->steps_refused).text);
+}
+
+static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list *list) {
+  static const char *const columns[] = {">ID",     "~NAME",     "~NAMESPACE", ">PID",        ">UID",       ">AGE",
+                                        ">BLOCKS", ">BUFFERS", ">QUEUES",    ">STEPS DONE", ">IN FLIGHT", ">REFUSED"};
+  size_t count = kvpool_session_list_count(list);
+  if (count == 0) {
+    kvp_ctl_print("no sessions\n");
+    return;
+  }
+  struct timespec now = {0};
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
+  uint64_t blocks = 0;
+  uint64_t buffer_bytes = 0;
+  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
+  for (size_t i = 0; i < count; i++) {
+    const kvpool_session_info *session = kvpool_session_list_item(list, i);
+    session_row(table, session, now_ns);
+    blocks += session->blocks;
+    buffer_bytes += session->buffer_bytes;
+  }
+  kvp_ctl_table_print(table);
+  kvp_ctl_print("%s%zu session%s: %s blocks, %s in buffers%s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_DIM),
+                count, kvp_ctl_plural(count), kvp_ctl_count(blocks).text, kvp_ctl_bytes(buffer_bytes).text,
+                kvp_ctl_terminal_reset(&ctl->terminal));
+}
+
+static int sessions_run(struct kvp_ctl *ctl, int argc, char **argv) {
+  int exit_status;
+  if (!kvp_ctl_parse(ctl, &kvp_ctl_sessions, argc, argv, NULL, &exit_status)) {
+    return exit_status;
+  }
+  exit_status = kvp_ctl_connect(ctl);
+  if (exit_status != KVP_CTL_OK) {
+    return exit_status;
+  }
+  kvpool_session_list *list;
+  kvpool_error error;
+  if (kvpool_session_list_get(ctl->client, &list, &error) != KVPOOL_OK) {
+    return kvp_ctl_fail(ctl, &error);
+  }
+  if (ctl->json) {
+    json_t *sessions = json_array();
+    for (size_t i = 0; i < kvpool_session_list_count(list); i++) {
+      kvp_ctl_json_append(sessions, session_json(kvpool_session_list_item(list, i)));
+    }
+    json_t *document = json_object();
+    kvp_ctl_json_set(document, "sessions", sessions);
+    kvp_ctl_json_print(ctl, document);
+  } else {
+    sessions_print(ctl, list);
+  }
+  kvpool_session_list_destroy(list);
+  return KVP_CTL_OK;
+}
+
+const struct kvp_ctl_command kvp_ctl_sessions = {
+    .name = "sessions",
+    .summary = "who is connected, and the blocks, buffers and steps of each",
+    .details = "PID and UID are those of the process at the other end of the socket. BLOCKS counts all pools; `kvpoolctl "
+               "blocks POOL` shows where they lie.\n\n"
+               "Examples:\n"
+               "  kvpoolctl sessions\n"
+               "  kvpoolctl sessions --json | jq '.sessions | max_by(.blocks)'",
+    .run = sessions_run,
+};

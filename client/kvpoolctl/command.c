@@ -1,0 +1,100 @@
+/* Command lines by argp. argp's own messages are off: ours say what to do next. */
+#include "client/kvpoolctl/command.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/kvpoolctl/number.h"
+
+/* argp's own keys lie above. */
+enum { text_bytes_max = 512, name_bytes_max = 64, option_key_max = 0x1000000 };
+
+struct parse {
+  const struct kvp_ctl_command *command;
+  void *arguments;
+  struct kvp_ctl_global_input global;
+};
+
+static void usage_print(const struct kvp_ctl_command *command, const char *format, va_list arguments) {
+  char text[text_bytes_max];
+  (void)vsnprintf(text, sizeof text, format, arguments);
+  (void)fprintf(stderr, "kvpoolctl: %s: %s\nhint: kvpoolctl %s --help\n", command->name, text, command->name);
+}
+
+int kvp_ctl_usage(const struct kvp_ctl_command *command, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  usage_print(command, format, arguments);
+  va_end(arguments);
+  return KVP_CTL_USAGE;
+}
+
+error_t kvp_ctl_take_failed(const struct kvp_ctl_command *command, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  usage_print(command, format, arguments);
+  va_end(arguments);
+  return EINVAL;
+}
+
+error_t kvp_ctl_take_number(const struct kvp_ctl_command *command, const char *option, const char *value,
+                            uint64_t max, uint64_t *out) {
+  if (kvp_ctl_number_parse(value, max, out)) {
+    return 0;
+  }
+  return kvp_ctl_take_failed(command, "--%s %s: a number of at most %llu is wanted", option, value,
+                             (unsigned long long)max);
+}
+
+static error_t take(int key, char *value, struct argp_state *state) {
+  struct parse *parse = state->input;
+  error_t result = ARGP_ERR_UNKNOWN;
+  if (key == ARGP_KEY_INIT) {
+    state->child_inputs[0] = &parse->global;
+    return 0;
+  }
+  if (key == ARGP_KEY_ERROR && !parse->global.told && !parse->global.help) {
+    const char *word = state->next > 1 ? state->argv[state->next - 1] : "";
+    return kvp_ctl_take_failed(parse->command, "option '%s' is not known, is ambiguous, or lacks its value", word);
+  }
+  if (parse->command->take != NULL && (key == ARGP_KEY_ARG || (key > 0 && key < option_key_max))) {
+    result = parse->command->take(key, value, parse->arguments, state);
+  }
+  if (key == ARGP_KEY_ARG && result == ARGP_ERR_UNKNOWN) {
+    result = kvp_ctl_take_failed(parse->command, "unexpected argument '%s'", value);
+  }
+  parse->global.told = parse->global.told || (result != 0 && result != ARGP_ERR_UNKNOWN);
+  return result;
+}
+
+static void help_print(const struct argp *argp, const struct kvp_ctl_command *command) {
+  char name[name_bytes_max];
+  (void)snprintf(name, sizeof name, "kvpoolctl %s", command->name);
+  argp_help(argp, stdout, ARGP_HELP_SHORT_USAGE | ARGP_HELP_LONG | ARGP_HELP_DOC, name);
+}
+
+bool kvp_ctl_parse(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
+                   void *arguments, int *exit_status) {
+  static const struct argp_child children[] = {{&kvp_ctl_global, 0, "Everywhere:", 100}, {0}};
+  struct parse parse = {.command = command, .arguments = arguments, .global = {.ctl = ctl}};
+  char *doc = NULL;
+  if (asprintf(&doc, "%s\v%s", command->summary, command->details == NULL ? "" : command->details) < 0) {
+    doc = NULL;
+  }
+  const struct argp argp = {.options = command->options,
+                            .parser = take,
+                            .args_doc = command->synopsis,
+                            .doc = doc,
+                            .children = children};
+  error_t failed = argp_parse(&argp, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT | ARGP_NO_ERRS, NULL, &parse);
+  *exit_status = failed != 0 ? KVP_CTL_USAGE : KVP_CTL_OK;
+  if (parse.global.help) {
+    help_print(&argp, command);
+    *exit_status = KVP_CTL_OK;
+  }
+  free(doc);
+  return failed == 0 && !parse.global.help;
+}

@@ -1,0 +1,80 @@
+/* Numbers as a person reads them. Pure functions. */
+#include "client/kvpoolctl/text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { bar_cells = 10, eighths = 8 };
+
+struct kvp_ctl_text kvp_ctl_bytes(uint64_t bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  struct kvp_ctl_text out;
+  size_t unit = 0;
+  double value = (double)bytes;
+  /* 1023.95 would print as 1024.0 of the smaller unit. */
+  while (value >= 1023.95 && unit + 1 < sizeof units / sizeof units[0]) {
+    value /= 1024;
+    unit++;
+  }
+  (void)snprintf(out.text, sizeof out.text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return out;
+}
+
+struct kvp_ctl_text kvp_ctl_count(uint64_t count) {
+  char digits[24];
+  int length = snprintf(digits, sizeof digits, "%llu", (unsigned long long)count);
+  struct kvp_ctl_text out;
+  size_t used = 0;
+  for (int i = 0; i < length; i++) {
+    if (i > 0 && (length - i) % 3 == 0) {
+      out.text[used++] = ',';
+    }
+    out.text[used++] = digits[i];
+  }
+  out.text[used] = '\0';
+  return out;
+}
+
+struct kvp_ctl_text kvp_ctl_duration(uint64_t ns) {
+  unsigned long long seconds = ns / 1000000000;
+  struct kvp_ctl_text out;
+  if (seconds < 60) {
+    (void)snprintf(out.text, sizeof out.text, "%llu s", seconds);
+  } else if (seconds < 3600) {
+    (void)snprintf(out.text, sizeof out.text, "%llu min %llu s", seconds / 60, seconds % 60);
+  } else if (seconds < 86400) {
+    (void)snprintf(out.text, sizeof out.text, "%llu h %llu min", seconds / 3600, seconds / 60 % 60);
+  } else {
+    (void)snprintf(out.text, sizeof out.text, "%llu d %llu h", seconds / 86400, seconds / 3600 % 24);
+  }
+  return out;
+}
+
+struct kvp_ctl_text kvp_ctl_percent(uint64_t part, uint64_t whole) {
+  struct kvp_ctl_text out = {.text = "-"};
+  if (whole > 0) {
+    (void)snprintf(out.text, sizeof out.text, "%.1f %%", 100.0 * (double)part / (double)whole);
+  }
+  return out;
+}
+
+struct kvp_ctl_text kvp_ctl_bar(const struct kvp_ctl_terminal *terminal, uint64_t part, uint64_t whole) {
+  static const char *const partial[eighths] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+  double share = whole == 0 ? 0 : (double)part / (double)whole;
+  unsigned filled = (unsigned)(share >= 1 ? bar_cells * eighths : share * bar_cells * eighths);
+  filled = filled == 0 && part > 0 ? 1 : filled;
+  struct kvp_ctl_text out = {.text = ""};
+  for (unsigned i = 0; i < bar_cells; i++) {
+    unsigned in_cell = filled >= (i + 1) * eighths ? eighths : filled > i * eighths ? filled - i * eighths : 0;
+    const char *cell = in_cell == eighths ? "█" : partial[in_cell];
+    if (!terminal->is_unicode) {
+      cell = in_cell > 0 ? "#" : ".";
+    }
+    (void)strcat(out.text, cell);
+  }
+  return out;
+}
+
+const char *kvp_ctl_plural(uint64_t count) {
+  return count == 1 ? "" : "s";
+}
