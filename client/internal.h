@@ -22,7 +22,6 @@
 #include "proto/limits.h"
 
 enum {
-  kvp_protocol_version = 1,
   kvp_client_timeout_default_ms = 10000,
   kvp_client_receive_bytes_max = 256 << 20, /* an inspection of the widest records is the largest answer */
   kvp_client_reconnect_first_ms = 50,

@@ -3,6 +3,8 @@
 #define KVPOOL_PROTO_LIMITS_H
 
 enum {
+  kvp_protocol_version = 1, /* of kvpool.proto; client and daemon must agree */
+
   /* gRPC messages */
   kvp_message_bytes_max = 4 << 20,                         /* one request */
   kvp_message_arena_bytes_max = 4 * kvp_message_bytes_max, /* what unpacking one may allocate */

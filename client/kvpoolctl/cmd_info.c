@@ -1,6 +1,4 @@
 /* info: the daemon, its devices, the formats it knows. */
-#include <time.h>
-
 #include "client/kvpoolctl/command.h"
 #include "client/kvpoolctl/hint.h"
 #include "client/kvpoolctl/json.h"
@@ -18,15 +16,6 @@ static enum kvp_ctl_role state_role(kvpool_device_state state) {
 
 static enum kvp_ctl_role memory_role(uint64_t used, uint64_t limit) {
   return used > limit - limit / 20 ? KVP_CTL_BAD : used > limit - limit / 5 ? KVP_CTL_WARN : KVP_CTL_GOOD;
-}
-
-static uint64_t age_ns(uint64_t unix_ns) {
-  struct timespec now;
-  if (clock_gettime(CLOCK_REALTIME, &now) != 0) {
-    return 0;
-  }
-  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
-  return now_ns > unix_ns ? now_ns - unix_ns : 0;
 }
 
 /* ---- for programs -----------------------------------------------------------------------------------------------
@@ -170,7 +159,7 @@ static int info_run(struct kvp_ctl *ctl, int argc, char **argv) {
                   kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD), kvpool_server_info_version(info),
                   kvp_ctl_terminal_reset(&ctl->terminal), kvpool_server_info_protocol_version(info),
                   (unsigned long long)kvpool_server_info_pid(info),
-                  kvp_ctl_duration(age_ns(kvpool_server_info_started_unix_ns(info))).text);
+                  kvp_ctl_duration(kvp_ctl_age_ns(kvpool_server_info_started_unix_ns(info))).text);
     devices_print(ctl, info);
     kvp_ctl_print("\n");
     formats_print(ctl, info);

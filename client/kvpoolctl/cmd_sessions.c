@@ -1,6 +1,4 @@
 /* sessions: who is connected and what they hold. */
-#include <time.h>
-
 #include "client/kvpoolctl/command.h"
 #include "client/kvpoolctl/hint.h"
 #include "client/kvpoolctl/json.h"
@@ -25,15 +23,14 @@ static json_t *session_json(const kvpool_session_info *session) {
   return object;
 }
 
-static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *session, uint64_t now_ns) {
-  uint64_t age_ns = now_ns > session->opened_unix_ns ? now_ns - session->opened_unix_ns : 0;
+static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *session) {
   kvp_ctl_table_row(table);
   kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%llu", (unsigned long long)session->session_id);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", session->name);
   kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s", session->namespace_name);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->peer_pid);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->peer_uid);
-  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_duration(age_ns).text);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_duration(kvp_ctl_age_ns(session->opened_unix_ns)).text);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(session->blocks).text);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(session->buffer_bytes).text);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->queues);
@@ -51,15 +48,12 @@ static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list 
     kvp_ctl_print("no sessions\n");
     return;
   }
-  struct timespec now = {0};
-  (void)clock_gettime(CLOCK_REALTIME, &now);
-  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
   uint64_t blocks = 0;
   uint64_t buffer_bytes = 0;
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < count; i++) {
     const kvpool_session_info *session = kvpool_session_list_item(list, i);
-    session_row(table, session, now_ns);
+    session_row(table, session);
     blocks += session->blocks;
     buffer_bytes += session->buffer_bytes;
   }

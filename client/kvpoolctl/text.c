@@ -1,8 +1,9 @@
-/* Numbers as a person reads them. Pure functions. */
+/* Numbers as a person reads them. No state. */
 #include "client/kvpoolctl/text.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum { bar_cells = 10, eighths = 8 };
 
@@ -48,6 +49,13 @@ struct kvp_ctl_text kvp_ctl_duration(uint64_t ns) {
     (void)snprintf(out.text, sizeof out.text, "%llu d %llu h", seconds / 86400, seconds / 3600 % 24);
   }
   return out;
+}
+
+uint64_t kvp_ctl_age_ns(uint64_t unix_ns) {
+  struct timespec now = {0};
+  (void)clock_gettime(CLOCK_REALTIME, &now); /* it can't fail for this clock */
+  uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
+  return now_ns > unix_ns ? now_ns - unix_ns : 0;
 }
 
 struct kvp_ctl_text kvp_ctl_percent(uint64_t part, uint64_t whole) {

@@ -17,6 +17,8 @@ struct kvp_ctl_text kvp_ctl_bytes(uint64_t bytes);
 struct kvp_ctl_text kvp_ctl_count(uint64_t count);
 /* "3 h 12 min"; of less than a minute "12 s" */
 struct kvp_ctl_text kvp_ctl_duration(uint64_t ns);
+/* Since a time of the wall clock; 0 when that lies ahead. */
+uint64_t kvp_ctl_age_ns(uint64_t unix_ns);
 /* "62.1 %"; of nothing "-" */
 struct kvp_ctl_text kvp_ctl_percent(uint64_t part, uint64_t whole);
 /* A bar of 10 cells; a part that is not zero shows at least one eighth of a cell. */

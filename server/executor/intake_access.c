@@ -218,7 +218,13 @@ static const char *block_state_name(enum kvp_block_state state) {
   return "in no known state";
 }
 
-enum kvp_status kvp_intake_block_check(struct kvp_intake_op *op, const char *array, uint64_t position, int64_t value,
+/* "op 3 store: slots[7] = 130: " and what follows. */
+#define ELEMENT_REFUSE(op, status, element, format, ...)                                                             \
+  KVP_INTAKE_REFUSE(op, status, (element)->array, (element)->position, (element)->value,                             \
+                    "%s[%llu]%s = %lld: " format, (element)->array, (unsigned long long)(element)->index,            \
+                    (element)->field, (long long)(element)->value, __VA_ARGS__)
+
+enum kvp_status kvp_intake_block_check(struct kvp_intake_op *op, const struct kvp_intake_element *element,
                                        uint32_t block, bool is_write) {
   if (op->header->owner == 0) {
     return KVP_OK;
@@ -227,20 +233,16 @@ enum kvp_status kvp_intake_block_check(struct kvp_intake_op *op, const char *arr
   const enum kvp_block_state state = kvp_owner_entry_state(entry);
   const bool is_held = state == KVP_BLOCK_LEASED || state == KVP_BLOCK_SEALED;
   if (!is_held || kvp_owner_entry_owner(entry) != op->header->owner) {
-    return KVP_INTAKE_REFUSE(op, KVP_NOT_OWNER, array, position, value,
-                             "%s[%llu] = %lld: block %u is not this session's (%s)", array,
-                             (unsigned long long)position, (long long)value, block,
-                             is_held ? "another session's" : block_state_name(state));
+    return ELEMENT_REFUSE(op, KVP_NOT_OWNER, element, "block %u is not this session's (%s)", block,
+                          is_held ? "another session's" : block_state_name(state));
   }
   if (is_write && state == KVP_BLOCK_SEALED) {
-    return KVP_INTAKE_REFUSE(op, KVP_SEALED_BLOCK, array, position, value, "%s[%llu] = %lld: block %u is sealed",
-                             array, (unsigned long long)position, (long long)value, block);
+    return ELEMENT_REFUSE(op, KVP_SEALED_BLOCK, element, "block %u is sealed", block);
   }
   if (kvp_owner_entry_epoch(entry) > op->header->epoch) {
-    return KVP_INTAKE_REFUSE(op, KVP_STALE_BLOCK, array, position, value,
-                             "%s[%llu] = %lld: block %u was assigned at epoch %llu, the step's is %llu", array,
-                             (unsigned long long)position, (long long)value, block,
-                             (unsigned long long)kvp_owner_entry_epoch(entry), (unsigned long long)op->header->epoch);
+    return ELEMENT_REFUSE(op, KVP_STALE_BLOCK, element, "block %u was assigned at epoch %llu, the step's is %llu",
+                          block, (unsigned long long)kvp_owner_entry_epoch(entry),
+                          (unsigned long long)op->header->epoch);
   }
   return KVP_OK;
 }

@@ -48,8 +48,14 @@ static enum kvp_status segment_check(struct kvp_intake_op *op, uint64_t i, const
   if (segment->src_block == -1) {
     return KVP_OK;
   }
-  return kvp_intake_block_check(op, "segments", i * segment_ints, segment->src_block, (uint32_t)segment->src_block,
-                                false);
+  const struct kvp_intake_element element = {
+      .array = "segments",
+      .field = ".src_block",
+      .index = i,
+      .position = i * segment_ints,
+      .value = segment->src_block,
+  };
+  return kvp_intake_block_check(op, &element, (uint32_t)segment->src_block, false);
 }
 
 /* Sorts keys by their upper 32 bits (below 2^31), 11 bits a pass. */

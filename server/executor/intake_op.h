@@ -75,8 +75,17 @@ enum kvp_status kvp_intake_array_check(struct kvp_intake_op *op, const char *nam
 enum kvp_status kvp_intake_array_apart(struct kvp_intake_op *op, const struct kvp_intake_view *output,
                                        const struct kvp_intake_array *array);
 
-/* May the step's owner use this block? is_write: a sealed block is refused. position and value are the array's. */
-enum kvp_status kvp_intake_block_check(struct kvp_intake_op *op, const char *array, uint64_t position, int64_t value,
+/* Where a block is named, for errors: "slots[7] = 130", "segments[3].src_block = 8". */
+struct kvp_intake_element {
+  const char *array;
+  const char *field; /* ".src_block", or "" */
+  uint64_t index;    /* of the record that `field` belongs to */
+  uint64_t position; /* in int32 elements of the array */
+  int64_t value;
+};
+
+/* May the step's owner use this block? is_write: a sealed block is refused. */
+enum kvp_status kvp_intake_block_check(struct kvp_intake_op *op, const struct kvp_intake_element *element,
                                        uint32_t block, bool is_write);
 
 /* What a kernel needs to check an array that could not be checked here, and the report's flag; nothing if it could.

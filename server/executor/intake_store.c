@@ -42,7 +42,9 @@ static enum kvp_status slots_check(struct kvp_intake_op *op, const int32_t *slot
         return slot_out_of_range(op, i, slot, geometry);
       }
       uint32_t block = (uint32_t)slot / geometry->tokens_per_block;
-      enum kvp_status status = kvp_intake_block_check(op, "slots", i, slot, block, true);
+      const struct kvp_intake_element element = {
+          .array = "slots", .field = "", .index = i, .position = i, .value = slot};
+      enum kvp_status status = kvp_intake_block_check(op, &element, block, true);
       if (status != KVP_OK) {
         return status;
       }
