@@ -23,7 +23,6 @@ extern const struct kvp_method_table kvp_methods_step;    /* Steps, RunStep */
 extern const struct kvp_method_table kvp_methods_rows;    /* StoreRows, LoadRows */
 extern const struct kvp_method_table kvp_methods_inspect; /* InspectRecords, DumpBlocks */
 
-
 /* All tables as one. */
 const struct kvp_rpc_method *kvp_methods_all(size_t *count);
 

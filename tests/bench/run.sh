@@ -44,7 +44,10 @@ echo "cores: $(nproc), memory: $(awk '/^MemTotal/ { printf "%.1f GiB", $2 / 1048
 echo "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
 
 heading "host kernels (bench_host_kernels)"
-"$build/tests/bench/bench_host_kernels"
+"$build/tests/bench/bench_host_kernels" all 65536
+
+heading "a step through the ring (bench_ring)"
+"$build/tests/bench/bench_ring"
 
 heading "calls, steps and rows through the daemon (bench_rpc)"
 "$build/tests/bench/bench_rpc" "$kvpoold" "$executor"

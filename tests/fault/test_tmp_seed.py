@@ -143,7 +143,7 @@ def test_nothing_is_left(start_daemon, pool_name, kill):
     pool = client.create_pool(pool_name, TOKENS, BLOCKS, [KV])
     restarts, fds, begun, heard_out = 0, open_fds(daemon.pid), 0, 0
     for turn in range(6):
-        callers = [Caller(client, pool, (16 * i, 16), seed=3000 + 10 * turn + i) for i in range(4)]
+        callers = [Caller(client, pool, (16 * i, 16), seed=7000 + 10 * turn + i) for i in range(4)]
         threads = [threading.Thread(target=caller.run, args=(12,)) for caller in callers]
         for thread in threads:
             thread.start()
