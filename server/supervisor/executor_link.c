@@ -39,7 +39,8 @@ struct kvp_executor_link {
   char executor_path[256];
   enum kvp_link_state state;
   struct kvp_executor_process *process;
-  bool was_ready; /* this process: `lost` is owed */
+  bool was_ready;  /* this process: `lost` is owed */
+  bool has_served; /* this process */
   bool has_info;
   struct kvp_control_ready info;
   uint64_t restarts;
@@ -209,11 +210,15 @@ static void link_deadline(uv_timer_t *timer) {
   }
 }
 
-static void link_pause(struct kvp_executor_link *link) {
+/* Returns the milliseconds until the next one. */
+static uint64_t link_pause(struct kvp_executor_link *link) {
   uint64_t pause_ms = 0;
   if (uv_now(link->loop) - link->started_ms >= quick_death_ms) {
     link->quick_deaths = 0;
+  } else if (link->has_served && link->quick_deaths > 1) {
+    link->quick_deaths = 1; /* it works: whatever kills it, sessions don't wait long for the next */
   }
+  link->has_served = false;
   if (link->quick_deaths > 0) {
     uint32_t doublings = link->quick_deaths - 1 < 6 ? link->quick_deaths - 1 : 6;
     pause_ms = (uint64_t)pause_first_ms << doublings;
@@ -223,6 +228,7 @@ static void link_pause(struct kvp_executor_link *link) {
   link->restarts++;
   link->state = KVP_LINK_PAUSED;
   (void)uv_timer_start(&link->deadline, link_deadline, pause_ms, 0);
+  return pause_ms;
 }
 
 static void link_exited(void *context, const struct kvp_process_exit *exit) {
@@ -234,13 +240,11 @@ static void link_exited(void *context, const struct kvp_process_exit *exit) {
   link->was_ready = false;
   (void)uv_timer_stop(&link->retry);
   (void)uv_timer_stop(&link->deadline);
-  if (!stopping) {
-    link_pause(link);
-  }
+  uint64_t pause_ms = stopping ? 0 : link_pause(link);
   kvp_log(stopping ? KVP_LOG_INFO : KVP_LOG_ERROR, stopping ? "executor_stopped" : "executor_died",
-          "device=%s pid=%d exit_status=%lld signal=%d restarts=%llu reason=\"%s\"", link->hello.device, pid,
-          (long long)exit->exit_status, exit->term_signal, (unsigned long long)link->restarts,
-          exit->reason != NULL ? exit->reason : "");
+          "device=%s pid=%d exit_status=%lld signal=%d restarts=%llu pause_ms=%llu reason=\"%s\"", link->hello.device,
+          pid, (long long)exit->exit_status, exit->term_signal, (unsigned long long)link->restarts,
+          (unsigned long long)pause_ms, exit->reason != NULL ? exit->reason : "");
   struct kvp_error error;
   link_lost_error(link, &error);
   kvp_control_requests_fail_all(&link->requests, &error);
@@ -279,8 +283,9 @@ static enum kvp_status link_spawn(struct kvp_executor_link *link, struct kvp_err
 static void link_spawn_again(struct kvp_executor_link *link) {
   struct kvp_error error;
   if (link_spawn(link, &error) != KVP_OK) {
-    kvp_log(KVP_LOG_ERROR, "executor_not_started", "device=%s text=\"%s\"", link->hello.device, error.text);
-    link_pause(link);
+    uint64_t pause_ms = link_pause(link);
+    kvp_log(KVP_LOG_ERROR, "executor_not_started", "device=%s pause_ms=%llu text=\"%s\"", link->hello.device,
+            (unsigned long long)pause_ms, error.text);
   }
 }
 
@@ -422,6 +427,7 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
 void kvp_executor_link_serve(struct kvp_executor_link *link) {
   if (link->state == KVP_LINK_RESTORING) { /* else it died while the last object was restored */
     link->state = KVP_LINK_SERVING;
+    link->has_served = true;
   }
 }
 

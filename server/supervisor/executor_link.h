@@ -2,8 +2,8 @@
  *
  * Loop thread only; callbacks run there too and never from inside a call of this API. A link outlives any number of
  * executors: when one dies, requests without an answer end with device_lost, the ring is given up, `lost` is called,
- * and after a pause (none the first time, then doubling from 100 ms to 5 s while executors die within 10 s of their
- * start) a new one is spawned on a new ring.
+ * and after a pause a new one is spawned on a new ring. No pause for one that lived 10 s, nor the first time; 100 ms
+ * for one that had served; doubling from 100 ms to 5 s while executors die before they serve.
  *
  *   STARTING --READY--> RESTORING --kvp_executor_link_serve--> SERVING
  *      ^                    |                                      |

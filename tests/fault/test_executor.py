@@ -1,5 +1,6 @@
 """kill -9 of an executor with work in flight: what is lost is said, what was finished stays, the next step works."""
 import os
+import re
 import signal
 import threading
 import time
@@ -127,6 +128,22 @@ def test_executor_while_idle(daemon, client, session, pool_name, rng):
     region_memory = daemon.region_memory(pool_name, "kv")
     lane.check_memory(region_memory.snapshot())
     region_memory.close()
+
+
+def test_executor_that_serves_is_replaced_quickly(start_daemon, rng):
+    """Pauses grow for executors that never come to serve, not for those that something kills again and again."""
+    daemon = start_daemon()
+    client = daemon.client()
+    session = client.open_session()
+    pool = client.create_pool("again", TOKENS, BLOCKS, [KV])
+    lane = lane_of(session, pool, 0, 4, rng)
+    session.run(lane.store_step())
+    for _ in range(8):
+        wait_restarted(client, kill_executor(client))
+        session.run(lane.load_step())
+        lane.check_out()
+    pauses = [int(ms) for ms in re.findall(r"executor_died .*pause_ms=(\d+)", daemon.log)]
+    assert pauses == [0] + [100] * 7
 
 
 def calls_of(client, session, lane):
