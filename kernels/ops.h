@@ -44,8 +44,8 @@ struct kvp_owner_check {
 /* Quantize source rows [0, row_count) into the records their slots name. OPS.md "store". */
 struct kvp_store_params {
   struct kvp_layer layer;
-  struct kvp_rows source;    /* [>= row_count, elements] BF16 */
-  const int32_t *slots;      /* [row_count] */
+  struct kvp_rows source; /* [>= row_count, elements] BF16 */
+  const int32_t *slots;   /* [row_count] */
   uint64_t row_count;
   struct kvp_rows cast_back; /* [row_count, elements] BF16; base NULL: none */
   struct kvp_owner_check check;
@@ -64,7 +64,7 @@ struct kvp_load_params {
   struct kvp_layer layer;
   const struct kvp_segment *segments; /* [segment_count] */
   uint64_t segment_count;
-  uint64_t total_k; /* rows of out */
+  uint64_t total_k;       /* rows of out */
   struct kvp_rows out;    /* [total_k, loaded_row_bytes] */
   struct kvp_rows scales; /* [total_k, loaded_scale_bytes]; base NULL when the format has none */
   struct kvp_owner_check check;

@@ -12,7 +12,7 @@
 #include "proto/limits.h"
 #include "proto/status.h"
 
-#define KVP_CONTROL_MAGIC UINT32_C(0x6374766b) /* "kvtc" */
+#define KVP_CONTROL_MAGIC   UINT32_C(0x6374766b) /* "kvtc" */
 #define KVP_CONTROL_VERSION UINT32_C(1)
 
 struct kvp_fd_message {

@@ -25,12 +25,16 @@ static inline uint64_t kvp_owner_entry_make(uint64_t epoch, enum kvp_block_state
   return epoch << 24 | (uint64_t)state << 16 | owner;
 }
 
-static inline uint64_t kvp_owner_entry_epoch(uint64_t entry) { return entry >> 24; }
+static inline uint64_t kvp_owner_entry_epoch(uint64_t entry) {
+  return entry >> 24;
+}
 
 static inline enum kvp_block_state kvp_owner_entry_state(uint64_t entry) {
   return (enum kvp_block_state)(entry >> 16 & 0xFF);
 }
 
-static inline uint16_t kvp_owner_entry_owner(uint64_t entry) { return (uint16_t)(entry & 0xFFFF); }
+static inline uint16_t kvp_owner_entry_owner(uint64_t entry) {
+  return (uint16_t)(entry & 0xFFFF);
+}
 
 #endif

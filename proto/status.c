@@ -6,8 +6,8 @@
 
 const char *kvp_status_name(enum kvp_status status) {
   switch (status) {
-#define X(name, number, wire, grpc, text) \
-  case KVP_##name:                        \
+#define X(name, number, wire, grpc, text)                                                                            \
+  case KVP_##name:                                                                                                   \
     return wire;
     KVP_STATUS_MAP(X)
 #undef X
@@ -17,8 +17,8 @@ const char *kvp_status_name(enum kvp_status status) {
 
 const char *kvp_status_text(enum kvp_status status) {
   switch (status) {
-#define X(name, number, wire, grpc, text) \
-  case KVP_##name:                        \
+#define X(name, number, wire, grpc, text)                                                                            \
+  case KVP_##name:                                                                                                   \
     return text;
     KVP_STATUS_MAP(X)
 #undef X
@@ -28,8 +28,8 @@ const char *kvp_status_text(enum kvp_status status) {
 
 int kvp_status_grpc(enum kvp_status status) {
   switch (status) {
-#define X(name, number, wire, grpc, text) \
-  case KVP_##name:                        \
+#define X(name, number, wire, grpc, text)                                                                            \
+  case KVP_##name:                                                                                                   \
     return grpc;
     KVP_STATUS_MAP(X)
 #undef X

@@ -14,7 +14,7 @@
 #include "proto/status.h"
 
 #define KVP_WIRE_STEP_MAGIC UINT32_C(0x7073766b) /* "kvsp" */
-#define KVP_WIRE_VERSION UINT32_C(1)
+#define KVP_WIRE_VERSION    UINT32_C(1)
 
 #define KVP_WIRE_NO_ARRAY UINT32_C(0xFFFFFFFF)
 
@@ -56,7 +56,7 @@ struct kvp_wire_op {
   uint64_t pool_id;
   uint32_t region;
   uint32_t layer;
-  uint32_t arrays[4];         /* store: [0] slots. load: [0] segments. Others KVP_WIRE_NO_ARRAY */
+  uint32_t arrays[4];          /* store: [0] slots. load: [0] segments. Others KVP_WIRE_NO_ARRAY */
   struct kvp_wire_view source; /* store: source rows. load: output rows */
   struct kvp_wire_view second; /* store: cast_back. load: output scales */
   uint64_t total_k;
@@ -98,8 +98,8 @@ enum { KVP_REPORT_UNCHECKED_ARRAYS = 1 };
 
 /* What a ring carries. Records towards the executor: */
 enum kvp_command_kind {
-  KVP_COMMAND_STEP = 1,         /* payload: a step; tag: the producer's */
-  KVP_COMMAND_QUEUE_CLOSE = 2,  /* tag: the queue; all its steps have been completed */
+  KVP_COMMAND_STEP = 1,        /* payload: a step; tag: the producer's */
+  KVP_COMMAND_QUEUE_CLOSE = 2, /* tag: the queue; all its steps have been completed */
 };
 
 /* Records from the executor; tag: that of the command. */

@@ -22,11 +22,12 @@ struct load_rows {
   struct kvp_region_place place;
   struct kvp_rows_layout layout;
   struct kvp_wire_report report;
+  uint32_t steps_left; /* zeroing and load: the call is answered when neither is in flight any more */
   bool failed;
+  struct kvp_error failure; /* the first one, while steps are left */
 };
 
 static void load_fail(struct load_rows *load, const struct kvp_error *error) {
-  load->failed = true;
   load->stream.over = true;
   kvp_row_buffer_release(&load->buffer);
   kvp_rpc_call_fail(load->caller.call, error);
@@ -100,30 +101,49 @@ static const struct kvp_byte_source rows_source = {.build = rows_build, .deliver
 /* ---- load -------------------------------------------------------------------------------------------------------
  */
 
-static void load_zeroed(void *context, uint64_t tag, const struct kvp_step_result *result) {
-  struct load_rows *load = context;
-  (void)tag;
-  if (result->error != NULL && !load->failed) {
-    load_fail(load, result->error);
+static void load_note(struct load_rows *load, const struct kvp_error *error) {
+  if (!load->failed) {
+    load->failed = true;
+    load->failure = *error;
   }
+}
+
+static void load_step_over(struct load_rows *load, const struct kvp_step_result *result) {
+  if (result->error != NULL) {
+    load_note(load, result->error);
+  }
+  if (--load->steps_left > 0) {
+    return;
+  }
+  if (load->failed) {
+    load_fail(load, &load->failure);
+    return;
+  }
+  kvp_byte_stream_start(&load->stream, &load->caller, &rows_source, load, load->layout.rows * load->layout.row_bytes);
+}
+
+static void load_zeroed(void *context, uint64_t tag, const struct kvp_step_result *result) {
+  (void)tag;
+  load_step_over(context, result);
 }
 
 static void load_finished(void *context, uint64_t tag, const struct kvp_step_result *result) {
   struct load_rows *load = context;
   (void)tag;
-  if (load->failed) {
-    return;
+  if (result->error == NULL) {
+    load->report = result->reports[0];
   }
-  if (result->error != NULL) {
-    load_fail(load, result->error);
-    return;
-  }
-  load->report = result->reports[0];
-  kvp_byte_stream_start(&load->stream, &load->caller, &rows_source, load, load->layout.rows * load->layout.row_bytes);
+  load_step_over(load, result);
 }
 
 static const struct kvp_step_events zero_events = {.finished = load_zeroed};
 static const struct kvp_step_events load_events = {.finished = load_finished};
+
+static enum kvp_status zero_submit(struct load_rows *load, struct kvp_error *error) {
+  struct kvp_wire_step *step = kvp_step_build_zero(load->buffer.id, (uint32_t)load->layout.bytes, error);
+  return step == NULL ? (enum kvp_status)error->status
+                      : kvp_step_caller_submit(&load->caller, step, NULL, 0, &zero_events, load, 0, error);
+}
 
 static enum kvp_status load_submit(struct load_rows *load, struct kvp_error *error) {
   const Kvpool__V1__LoadRowsRequest *request = (const Kvpool__V1__LoadRowsRequest *)load->request->body;
@@ -131,16 +151,10 @@ static enum kvp_status load_submit(struct load_rows *load, struct kvp_error *err
   if (pool == NULL) {
     return KVP_UNKNOWN_POOL;
   }
-  struct kvp_wire_step *step = kvp_step_build_zero(load->buffer.id, (uint32_t)load->layout.bytes, error);
-  if (step == NULL || kvp_step_caller_submit(&load->caller, step, NULL, 0, &zero_events, load, 0, error) != KVP_OK) {
-    return (enum kvp_status)error->status;
-  }
-  step = kvp_step_build_load_rows(&load->place, request->epoch, request->segments.data, request->segments.len,
-                                  load->buffer.id, &load->layout, error);
-  if (step == NULL) {
-    return (enum kvp_status)error->status;
-  }
-  return kvp_step_caller_submit(&load->caller, step, &pool, 1, &load_events, load, 0, error);
+  struct kvp_wire_step *step = kvp_step_build_load_rows(&load->place, request->epoch, request->segments.data,
+                                                        request->segments.len, load->buffer.id, &load->layout, error);
+  return step == NULL ? (enum kvp_status)error->status
+                      : kvp_step_caller_submit(&load->caller, step, &pool, 1, &load_events, load, 0, error);
 }
 
 static void load_buffer_ready(void *context, const struct kvp_error *error) {
@@ -148,8 +162,17 @@ static void load_buffer_ready(void *context, const struct kvp_error *error) {
   struct kvp_error refusal;
   if (error != NULL) {
     load_fail(load, error);
-  } else if (load_submit(load, &refusal) != KVP_OK) {
+    return;
+  }
+  if (zero_submit(load, &refusal) != KVP_OK) {
     load_fail(load, &refusal);
+    return;
+  }
+  load->steps_left = 1;
+  if (load_submit(load, &refusal) == KVP_OK) {
+    load->steps_left = 2;
+  } else {
+    load_note(load, &refusal);
   }
 }
 
