@@ -32,6 +32,8 @@ enum {
   /* steps */
   kvp_ops_per_step_max = 1024,
   kvp_arrays_per_step_max = 1024,
+  kvp_step_elements_checked_max =
+      8 << 20, /* of its arrays, once for each pool and block size: bounds a check's time */
   kvp_inspect_records_max = 1024,
   kvp_queues_per_executor_max = 4096, /* open step streams of one device, and one for each call without one */
 

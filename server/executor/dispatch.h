@@ -1,7 +1,7 @@
 /* From accepted steps to finished ones: queues of steps onto streams of the device. Serving thread.
  *
- * A stream is a device queue with its timeline. A step queue borrows a stream while it has steps launched, so that
- * thousands of queues share a few dozen streams; when those run out, queues get one in the order of their line.
+ * A stream is a device queue with its timeline. A step queue borrows a stream while it has steps launched. There are
+ * as many as step queues: a queue that waited for another one's stream would wait for the longest step of a stranger.
  */
 #ifndef KVPOOL_EXECUTOR_DISPATCH_H
 #define KVPOOL_EXECUTOR_DISPATCH_H
@@ -9,7 +9,7 @@
 #include "server/executor/queue.h"
 #include "server/executor/timeline.h"
 
-enum { kvp_streams_max = 64 };
+enum { kvp_streams_max = kvp_queues_per_executor_max };
 
 struct kvp_stream {
   struct kvp_device_queue *device_queue;

@@ -18,6 +18,7 @@ struct kvp_intake {
   bool allows_daemon_ops;        /* the ring is the supervisor's: ops from KVP_OP_BUFFER_WRITE on may come */
   uint64_t completion_bytes_max; /* reports and results of one step */
   struct kvp_slot_set slots;     /* scratch */
+  uint64_t elements_checked;     /* of the step at hand */
 };
 
 /* Zeroed but for the first three fields: ready to use. */

@@ -260,9 +260,9 @@ struct kvp_owner_check kvp_intake_owner_check(struct kvp_intake_op *op, const st
 }
 
 struct kvp_intake_memo *kvp_intake_memo_find(const struct kvp_intake_op *op, uint32_t array,
-                                             const struct kvp_layer *layer, uint64_t total_k) {
+                                             const struct kvp_layer *layer) {
   for (struct kvp_intake_memo *memo = op->memos[array]; memo != NULL; memo = memo->next) {
-    if (memo->pool == op->out->pool && memo->op_kind == op->wire->kind && memo->total_k == total_k &&
+    if (memo->pool == op->out->pool && memo->op_kind == op->wire->kind &&
         memo->tokens_per_block == layer->geometry->tokens_per_block) {
       return memo;
     }
@@ -270,20 +270,30 @@ struct kvp_intake_memo *kvp_intake_memo_find(const struct kvp_intake_op *op, uin
   return NULL;
 }
 
-struct kvp_intake_memo *kvp_intake_memo_add(struct kvp_intake_op *op, uint32_t array, const struct kvp_layer *layer,
-                                            uint64_t total_k) {
+struct kvp_intake_memo *kvp_intake_memo_add(struct kvp_intake_op *op, const struct kvp_intake_array *array,
+                                            const struct kvp_layer *layer) {
+  const uint64_t elements = array->bytes / sizeof(int32_t);
+  op->intake->elements_checked += elements;
+  if (op->intake->elements_checked > kvp_step_elements_checked_max) {
+    (void)KVP_INTAKE_REFUSE(
+        op, KVP_TOO_LARGE, array->name, -1, elements,
+        "%s: with these %llu elements the step's arrays have %llu to check, over all pools and block "
+        "sizes they are used with; at most %d are taken",
+        array->name, (unsigned long long)elements, (unsigned long long)op->intake->elements_checked,
+        kvp_step_elements_checked_max);
+    return NULL;
+  }
   struct kvp_intake_memo *memo = kvp_arena_alloc(&op->step->arena, sizeof *memo);
   if (memo == NULL) {
     (void)kvp_intake_no_memory(op);
     return NULL;
   }
   *memo = (struct kvp_intake_memo){
-      .next = op->memos[array],
+      .next = op->memos[array->index],
       .pool = op->out->pool,
       .op_kind = op->wire->kind,
       .tokens_per_block = layer->geometry->tokens_per_block,
-      .total_k = total_k,
   };
-  op->memos[array] = memo;
+  op->memos[array->index] = memo;
   return memo;
 }

@@ -10,6 +10,15 @@ enum {
 };
 _Static_assert(sizeof(struct kvp_segment) == segment_ints * sizeof(int32_t), "segments lie in arrays as they are");
 
+static int64_t segment_rows(const struct kvp_segment *segment) {
+  return (int64_t)segment->src_end - segment->src_begin;
+}
+
+/* Behind the last row it writes; of an empty one where it begins. */
+static uint64_t segment_dst_end(const struct kvp_segment *segment) {
+  return (uint64_t)segment->dst_offset + (uint64_t)segment_rows(segment);
+}
+
 static enum kvp_status segment_refuse(struct kvp_intake_op *op, uint64_t i, uint32_t field, const char *field_name,
                                       int64_t value, const char *relation, uint64_t bound, const char *bound_name) {
   return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints + field, value,
@@ -19,7 +28,7 @@ static enum kvp_status segment_refuse(struct kvp_intake_op *op, uint64_t i, uint
 }
 
 static enum kvp_status segment_check(struct kvp_intake_op *op, uint64_t i, const struct kvp_segment *segment,
-                                     const struct kvp_geometry *geometry, uint64_t total_k) {
+                                     const struct kvp_geometry *geometry) {
   if (segment->src_block < -1) {
     return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints, segment->src_block,
                              "segments[%llu].src_block = %d < -1", (unsigned long long)i, segment->src_block);
@@ -38,12 +47,6 @@ static enum kvp_status segment_check(struct kvp_intake_op *op, uint64_t i, const
   }
   if (segment->dst_offset < 0) {
     return segment_refuse(op, i, 3, "dst_offset", segment->dst_offset, "<", 0, "");
-  }
-  const uint64_t dst_end = (uint64_t)segment->dst_offset + (uint64_t)(segment->src_end - segment->src_begin);
-  if (dst_end > total_k) {
-    return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints + 3, segment->dst_offset,
-                             "segments[%llu].dst_offset = %d: rows up to %llu > total_k %llu", (unsigned long long)i,
-                             segment->dst_offset, (unsigned long long)dst_end, (unsigned long long)total_k);
   }
   if (segment->src_block == -1) {
     return KVP_OK;
@@ -78,10 +81,6 @@ static void keys_sort(uint64_t *keys, uint64_t *scratch, uint64_t count) {
   }
 }
 
-static int64_t segment_rows(const struct kvp_segment *segment) {
-  return (int64_t)segment->src_end - segment->src_begin;
-}
-
 /* Destinations that came out of order: sorted, then compared with their neighbours. */
 static enum kvp_status destinations_check_sorted(struct kvp_intake_op *op, const struct kvp_segment *segments,
                                                  uint64_t count) {
@@ -111,27 +110,48 @@ static enum kvp_status destinations_check_sorted(struct kvp_intake_op *op, const
   return KVP_OK;
 }
 
-/* Everything about the segments; *rows is their sum, *longest the longest. */
+/* What a check of segments finds out. */
+struct segment_totals {
+  uint64_t rows;
+  uint64_t longest;
+  uint64_t dst_end;
+};
+
+/* Everything about the segments but total_k, which may differ between ops that share them. */
 static enum kvp_status segments_check(struct kvp_intake_op *op, const struct kvp_segment *segments, uint64_t count,
-                                      const struct kvp_geometry *geometry, uint64_t total_k, uint64_t *rows,
-                                      uint64_t *longest) {
+                                      const struct kvp_geometry *geometry, struct segment_totals *totals) {
   bool in_order = true;
   int64_t dst_end = 0;
-  *rows = *longest = 0;
+  *totals = (struct segment_totals){0};
   for (uint64_t i = 0; i < count; i++) {
-    enum kvp_status status = segment_check(op, i, &segments[i], geometry, total_k);
+    enum kvp_status status = segment_check(op, i, &segments[i], geometry);
     if (status != KVP_OK) {
       return status;
     }
     const int64_t length = segment_rows(&segments[i]);
+    const uint64_t end = segment_dst_end(&segments[i]);
+    totals->dst_end = end > totals->dst_end ? end : totals->dst_end;
     if (length > 0) {
       in_order = in_order && segments[i].dst_offset >= dst_end;
       dst_end = segments[i].dst_offset + length;
-      *rows += (uint64_t)length;
-      *longest = (uint64_t)length > *longest ? (uint64_t)length : *longest;
+      totals->rows += (uint64_t)length;
+      totals->longest = (uint64_t)length > totals->longest ? (uint64_t)length : totals->longest;
     }
   }
   return in_order ? KVP_OK : destinations_check_sorted(op, segments, count);
+}
+
+/* Names the first segment that writes behind total_k; there is one. */
+static enum kvp_status total_k_refuse(struct kvp_intake_op *op, const struct kvp_segment *segments,
+                                      uint64_t total_k) {
+  uint64_t i = 0;
+  while (segment_dst_end(&segments[i]) <= total_k) {
+    i++;
+  }
+  return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "segments", i * segment_ints + 3, segments[i].dst_offset,
+                           "segments[%llu].dst_offset = %d: rows up to %llu > total_k %llu", (unsigned long long)i,
+                           segments[i].dst_offset, (unsigned long long)segment_dst_end(&segments[i]),
+                           (unsigned long long)total_k);
 }
 
 /* The same rows in segments no longer than piece_rows. */
@@ -163,33 +183,45 @@ static enum kvp_status segments_cut(struct kvp_intake_op *op, const struct kvp_s
   return KVP_OK;
 }
 
+/* The segments as this region's geometry takes them, checked once in a step. */
+static enum kvp_status segments_memo(struct kvp_intake_op *op, const struct kvp_intake_array *array,
+                                     const struct kvp_layer *layer, struct kvp_intake_memo **out) {
+  *out = kvp_intake_memo_find(op, array->index, layer);
+  if (*out != NULL) {
+    return KVP_OK;
+  }
+  *out = kvp_intake_memo_add(op, array, layer);
+  if (*out == NULL) {
+    return (enum kvp_status)op->error->status;
+  }
+  const struct kvp_segment *segments = array->data;
+  const uint64_t count = array->bytes / sizeof *segments;
+  struct segment_totals totals;
+  enum kvp_status status = segments_check(op, segments, count, layer->geometry, &totals);
+  if (status != KVP_OK) {
+    return status;
+  }
+  (*out)->segments = segments;
+  (*out)->segment_count = count;
+  (*out)->dst_end = totals.dst_end;
+  return totals.longest > piece_rows_min ? segments_cut(op, segments, count, totals.rows, *out) : KVP_OK;
+}
+
 static enum kvp_status segments_array_check(struct kvp_intake_op *op, const struct kvp_intake_array *array,
                                             const struct kvp_layer *layer, uint64_t total_k,
                                             struct kvp_load_params *out) {
-  const struct kvp_segment *segments = array->data;
-  const uint64_t count = array->bytes / sizeof *segments;
-  out->segments = segments;
-  out->segment_count = count;
+  out->segments = array->data;
+  out->segment_count = array->bytes / sizeof *out->segments;
   if (!array->is_inline) {
     return KVP_OK;
   }
-  struct kvp_intake_memo *memo = kvp_intake_memo_find(op, array->index, layer, total_k);
-  if (memo == NULL) {
-    uint64_t rows = 0;
-    uint64_t longest = 0;
-    enum kvp_status status = segments_check(op, segments, count, layer->geometry, total_k, &rows, &longest);
-    if (status != KVP_OK) {
-      return status;
-    }
-    memo = kvp_intake_memo_add(op, array->index, layer, total_k);
-    if (memo == NULL) {
-      return KVP_OUT_OF_MEMORY;
-    }
-    memo->segments = segments;
-    memo->segment_count = count;
-    if (longest > piece_rows_min && (status = segments_cut(op, segments, count, rows, memo)) != KVP_OK) {
-      return status;
-    }
+  struct kvp_intake_memo *memo = NULL;
+  enum kvp_status status = segments_memo(op, array, layer, &memo);
+  if (status != KVP_OK) {
+    return status;
+  }
+  if (memo->dst_end > total_k) {
+    return total_k_refuse(op, array->data, total_k);
   }
   out->segments = memo->segments;
   out->segment_count = memo->segment_count;

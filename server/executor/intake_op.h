@@ -10,9 +10,9 @@ struct kvp_intake_memo {
   const struct kvp_pool *pool;
   uint32_t op_kind;
   uint32_t tokens_per_block;
-  uint64_t total_k;
   const struct kvp_segment *segments; /* load: what the op gets */
   uint64_t segment_count;
+  uint64_t dst_end; /* load: behind the last row that any of them writes */
 };
 
 struct kvp_intake_op {
@@ -94,10 +94,11 @@ struct kvp_owner_check kvp_intake_owner_check(struct kvp_intake_op *op, const st
 
 /* NULL: the array was not checked like this before. */
 struct kvp_intake_memo *kvp_intake_memo_find(const struct kvp_intake_op *op, uint32_t array,
-                                             const struct kvp_layer *layer, uint64_t total_k);
-/* NULL with the error set: no memory. */
-struct kvp_intake_memo *kvp_intake_memo_add(struct kvp_intake_op *op, uint32_t array, const struct kvp_layer *layer,
-                                            uint64_t total_k);
+                                             const struct kvp_layer *layer);
+/* Before an array is checked: counts its elements against what one step may have checked. NULL with the error set:
+ * too many of them, or no memory. */
+struct kvp_intake_memo *kvp_intake_memo_add(struct kvp_intake_op *op, const struct kvp_intake_array *array,
+                                            const struct kvp_layer *layer);
 
 enum kvp_status kvp_intake_no_memory(struct kvp_intake_op *op);
 

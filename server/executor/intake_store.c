@@ -60,14 +60,13 @@ static enum kvp_status slots_check(struct kvp_intake_op *op, const int32_t *slot
 
 static enum kvp_status slots_array_check(struct kvp_intake_op *op, const struct kvp_intake_array *array,
                                          const struct kvp_layer *layer) {
-  if (!array->is_inline || kvp_intake_memo_find(op, array->index, layer, 0) != NULL) {
+  if (!array->is_inline || kvp_intake_memo_find(op, array->index, layer) != NULL) {
     return KVP_OK;
   }
-  enum kvp_status status = slots_check(op, array->data, array->bytes / sizeof(int32_t), layer->geometry);
-  if (status != KVP_OK) {
-    return status;
+  if (kvp_intake_memo_add(op, array, layer) == NULL) {
+    return (enum kvp_status)op->error->status;
   }
-  return kvp_intake_memo_add(op, array->index, layer, 0) == NULL ? KVP_OUT_OF_MEMORY : KVP_OK;
+  return slots_check(op, array->data, array->bytes / sizeof(int32_t), layer->geometry);
 }
 
 /* Optional, and only where a load gives BF16 rows. */
