@@ -25,6 +25,7 @@ enum {
   /* sessions */
   kvp_sessions_max = 1024, /* the configuration may lower it; owner entries have room for 65535 */
   kvp_queues_per_session_max = 16,
+  kvp_calls_per_session_max = 64, /* that run steps without a stream, a queue each; one more is `busy` */
   kvp_steps_in_flight_per_session_max = 256, /* accepted or waiting; one more is `busy` */
   kvp_step_bytes_in_flight_per_session_max = 64 << 20,
   kvp_buffers_per_session_max = 1024,
@@ -36,6 +37,7 @@ enum {
       8 << 20, /* of its arrays, once for each pool and block size: bounds a check's time */
   kvp_inspect_records_max = 1024,
   kvp_queues_per_executor_max = 4096, /* open step streams of one device, and one for each call without one */
+  kvp_queues_for_operators = 64,      /* of them, never a session's */
 
   kvp_executor_steps_max = 16384,          /* accepted and not reported; more stay in their ring */
   kvp_executor_step_bytes_max = 512 << 20, /* memory of those steps */

@@ -1,40 +1,40 @@
 #include "proto/status.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-const char *kvp_status_name(enum kvp_status status) {
-  switch (status) {
-#define X(name, number, wire, grpc, text)                                                                            \
-  case KVP_##name:                                                                                                   \
-    return wire;
+static const struct {
+  const char *name;
+  const char *text;
+  int grpc;
+} statuses[] = {
+#define X(name, number, wire, grpc, text) [number] = {wire, text, grpc},
     KVP_STATUS_MAP(X)
 #undef X
-  }
-  return "unknown";
+};
+
+#define X(name, number, wire, grpc, text) +1
+_Static_assert(0 KVP_STATUS_MAP(X) == kvp_status_count, "numbers without a gap");
+#undef X
+
+enum { grpc_internal = 13 };
+
+static bool is_known(enum kvp_status status) {
+  return (unsigned)status < kvp_status_count;
+}
+
+const char *kvp_status_name(enum kvp_status status) {
+  return is_known(status) ? statuses[status].name : "unknown";
 }
 
 const char *kvp_status_text(enum kvp_status status) {
-  switch (status) {
-#define X(name, number, wire, grpc, text)                                                                            \
-  case KVP_##name:                                                                                                   \
-    return text;
-    KVP_STATUS_MAP(X)
-#undef X
-  }
-  return "unknown";
+  return is_known(status) ? statuses[status].text : "unknown";
 }
 
 int kvp_status_grpc(enum kvp_status status) {
-  switch (status) {
-#define X(name, number, wire, grpc, text)                                                                            \
-  case KVP_##name:                                                                                                   \
-    return grpc;
-    KVP_STATUS_MAP(X)
-#undef X
-  }
-  return 13;
+  return is_known(status) ? statuses[status].grpc : grpc_internal;
 }
 
 static void error_fill(struct kvp_error *error, enum kvp_status status, int32_t op, const char *array,
