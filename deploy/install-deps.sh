@@ -27,6 +27,7 @@ done
 packages=(
   build-essential cmake ninja-build pkg-config
   libgrpc-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libuv1-dev libconfig-dev
+  libjansson-dev libsmartcols-dev libncurses-dev
   python3 python3-numpy python3-grpcio python3-protobuf protobuf-compiler-grpc
 )
 test_packages=(

@@ -25,7 +25,7 @@ enum {
   /* sessions */
   kvp_sessions_max = 1024, /* the configuration may lower it; owner entries have room for 65535 */
   kvp_queues_per_session_max = 16,
-  kvp_calls_per_session_max = 64, /* that run steps without a stream, a queue each; one more is `busy` */
+  kvp_calls_per_session_max = 64,            /* that run steps without a stream, a queue each; one more is `busy` */
   kvp_steps_in_flight_per_session_max = 256, /* accepted or waiting; one more is `busy` */
   kvp_step_bytes_in_flight_per_session_max = 64 << 20,
   kvp_buffers_per_session_max = 1024,

@@ -135,7 +135,16 @@ static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_devi
   if (status != KVP_OK) {
     return status;
   }
-  return kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_BUFFER, "a buffer", bytes, error);
+  status = kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_BUFFER, "a buffer", bytes, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  status =
+      kvp_fd_budget_charge(&device->daemon->fds, "a buffer", kvp_fd_budget_memory(bytes), KVP_QUOTA_EXCEEDED, error);
+  if (status != KVP_OK) {
+    kvp_ledger_release(&device->ledger, KVP_LEDGER_BUFFER, bytes);
+  }
+  return status;
 }
 
 void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
@@ -161,7 +170,7 @@ void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, s
   creation->buffer = buffer;
   char name[kvp_name_bytes_max];
   (void)snprintf(name, sizeof name, "kvpool-buffer:%" PRIu64, buffer->id);
-  kvp_memory_create(device->link, ++daemon->next_memory_id, name, bytes, creation_has_memory, creation,
+  kvp_memory_create(device->link, &daemon->fds, ++daemon->next_memory_id, name, bytes, creation_has_memory, creation,
                     &buffer->memory);
 }
 

@@ -33,7 +33,8 @@ struct kvp_buffer_releases {
 /* buffer NULL on an error. */
 typedef void (*kvp_buffer_done_fn)(void *context, struct kvp_buffer *buffer, const struct kvp_error *error);
 
-/* Charges ledger and quota, has the executor make it, zero-filled. done once, later; buffer NULL on an error. */
+/* Charges ledger, quota and descriptors, has the executor make it, zero-filled. done once, later; buffer NULL on an
+ * error. */
 void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        uint64_t bytes, kvp_buffer_done_fn done, void *context);
 struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error);

@@ -19,6 +19,7 @@ enum {
   threads_max = 1024,
   connections_max = 65536,
   drain_ms_max = 3600 * 1000,
+  device_index_max = 255,
 };
 
 #define AT(field) offsetof(struct kvp_config, field)
@@ -135,13 +136,23 @@ bool kvp_option_set_text(const struct kvp_option *option, const char *place, con
   return false;
 }
 
+/* One spelling for each device, so that equal names are equal devices. Both backends have prefixes of 5 bytes. */
+static bool is_device_name(const char *name) {
+  enum { prefix_bytes = sizeof "host:" - 1 };
+  if (strncmp(name, "host:", prefix_bytes) != 0 && strncmp(name, "cuda:", prefix_bytes) != 0) {
+    return false;
+  }
+  const char *index = name + prefix_bytes;
+  int64_t number = 0;
+  return parse_number(index, 10, false, &number) && number <= device_index_max &&
+         (index[0] != '0' || index[1] == '\0');
+}
+
 bool kvp_config_add_device(struct kvp_config_reader *reader, const char *place, const char *name) {
   struct kvp_config *config = reader->config;
-  size_t backend = strspn(name, "abcdefghijklmnopqrstuvwxyz");
-  const char *index = name + backend + 1;
-  if (backend == 0 || name[backend] != ':' || *index == '\0' || index[strspn(index, "0123456789")] != '\0' ||
-      strlen(name) >= kvp_name_bytes_max) {
-    return kvp_config_complain(place, "device \"%s\" is not of the form backend:index, like host:0", name);
+  if (!is_device_name(name) || strlen(name) >= kvp_name_bytes_max) {
+    return kvp_config_complain(place, "device \"%s\" is not of the form host:N or cuda:N with N of 0 .. %d", name,
+                               device_index_max);
   }
   for (uint32_t i = 0; i < config->device_count; i++) {
     if (strcmp(config->devices[i], name) == 0) {

@@ -1,5 +1,6 @@
 /* The configuration file: libconfig's tree against the table of options. A key we don't know is an error. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/supervisor/config_internal.h"
@@ -68,9 +69,7 @@ static bool read_pools(struct kvp_config_reader *reader, const char *path, const
     return kvp_config_complain(place, "pools must be a list of groups: ( { name = ...; }, ... )");
   }
   for (int i = 0; i < config_setting_length(list); i++) {
-    const config_setting_t *entry = config_setting_get_elem(list, (unsigned)i);
-    kvp_config_place(entry, path, place);
-    if (!kvp_config_add_pool(reader, place, entry)) {
+    if (!kvp_config_add_pool(reader, path, config_setting_get_elem(list, (unsigned)i))) {
       return false;
     }
   }
@@ -105,19 +104,28 @@ static bool read_root(struct kvp_config_reader *reader, const char *path, const 
   return true;
 }
 
-bool kvp_config_read_file(struct kvp_config_reader *reader, const char *path) {
+/* libconfig gets the text and not the file, so that what was checked is what is parsed. */
+static bool parse_text(struct kvp_config_reader *reader, const char *path, const char *text) {
   config_t file;
   config_init(&file);
   bool good = false;
-  if (config_read_file(&file, path)) {
+  if (config_read_string(&file, text)) {
     good = read_root(reader, path, &file);
-  } else if (config_error_type(&file) == CONFIG_ERR_FILE_IO) {
-    (void)kvp_config_complain(path, "the file can't be read");
   } else {
     const char *included = config_error_file(&file);
     (void)fprintf(stderr, "kvpoold: %s:%d: %s\n", included == NULL ? path : included, config_error_line(&file),
                   config_error_text(&file));
   }
   config_destroy(&file);
+  return good;
+}
+
+bool kvp_config_read_file(struct kvp_config_reader *reader, const char *path) {
+  char *text = kvp_config_file_text(path);
+  if (text == NULL) {
+    return kvp_config_complain(path, "the file can't be read as text");
+  }
+  bool good = kvp_config_check_literals(path, text) && parse_text(reader, path, text);
+  free(text);
   return good;
 }

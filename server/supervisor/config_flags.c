@@ -35,6 +35,9 @@ struct look {
 };
 
 static bool add_pool_text(struct kvp_config_reader *reader, const char *text) {
+  if (!kvp_config_check_literals("--pool", text)) {
+    return false;
+  }
   size_t bytes = strlen(text) + sizeof "pool = ;";
   char *wrapped = malloc(bytes);
   if (wrapped == NULL) {

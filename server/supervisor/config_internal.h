@@ -49,12 +49,17 @@ bool kvp_option_set_number(const struct kvp_option *option, const char *place, i
 
 /* Appends. False: complained. */
 bool kvp_config_add_device(struct kvp_config_reader *reader, const char *place, const char *name);
-bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *place, const config_setting_t *group);
+bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *fallback, const config_setting_t *group);
 
-/* "FILE:LINE" of a setting; place is the file's name where libconfig knows none. */
+/* "FILE:LINE" of a setting; fallback is the file's name where libconfig knows none. */
 void kvp_config_place(const config_setting_t *setting, const char *fallback, char out[kvp_place_bytes_max]);
 
-/* Both complain themselves. */
+/* False: complained about an integer literal that libconfig would not read as the number it says, at PLACE:LINE. */
+bool kvp_config_check_literals(const char *place, const char *text);
+/* The caller's to free. NULL: the file can't be read, or holds a NUL byte. */
+char *kvp_config_file_text(const char *path);
+
+/* Complains itself. */
 bool kvp_config_read_file(struct kvp_config_reader *reader, const char *path);
 
 struct kvp_flags_seen {

@@ -173,8 +173,10 @@ static bool check_regions(const char *fallback, const config_setting_t *list, co
   return true;
 }
 
-bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *place, const config_setting_t *group) {
+bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *fallback, const config_setting_t *group) {
   struct kvp_config *config = reader->config;
+  char place[kvp_place_bytes_max];
+  kvp_config_place(group, fallback, place);
   if (!config_setting_is_group(group)) {
     return kvp_config_complain(place, "a pool must be a group: { name = ...; regions = ( ... ); }");
   }
@@ -184,11 +186,11 @@ bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *place, co
   struct kvp_pool_spec *spec = &config->pools[config->pool_count];
   memset(spec, 0, sizeof *spec);
   for (int i = 0; i < config_setting_length(group); i++) {
-    if (!read_pool_setting(place, config_setting_get_elem(group, (unsigned)i), spec)) {
+    if (!read_pool_setting(fallback, config_setting_get_elem(group, (unsigned)i), spec)) {
       return false;
     }
   }
-  if (!check_regions(place, config_setting_get_member(group, "regions"), spec)) {
+  if (!check_regions(fallback, config_setting_get_member(group, "regions"), spec)) {
     return false;
   }
   (void)snprintf(reader->pool_places[config->pool_count], kvp_place_bytes_max, "%s", place);

@@ -2,6 +2,7 @@
 #include "server/supervisor/daemon.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -130,15 +131,32 @@ static void on_start_look(uv_timer_t *timer) {
     const struct kvp_device *device = &daemon->devices[i];
     if (!device->served && kvp_executor_link_restarts(device->link) >= start_deaths_max) {
       struct kvp_error error;
-      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) died before one served",
-                          start_deaths_max, device->name, daemon->config->executor_path);
+      const char *refusal = kvp_executor_link_refusal(device->link);
+      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) died before one served%s%s",
+                          start_deaths_max, device->name, daemon->config->executor_path,
+                          refusal[0] != '\0' ? ": " : "", refusal);
       kvp_daemon_fail_start(daemon, &error);
     }
   }
 }
 
+/* Connections and memory chunks are descriptors. The RPC server has raised the soft limit to the hard one. */
+static enum kvp_status share_descriptors(struct kvp_daemon *daemon, struct kvp_error *error) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return kvp_error_set(error, KVP_INTERNAL, "getrlimit: %s", strerror(errno));
+  }
+  uint64_t descriptors = limit.rlim_cur < kvp_rpc_descriptors_max ? limit.rlim_cur : kvp_rpc_descriptors_max;
+  return kvp_fd_budget_init(&daemon->fds, descriptors, daemon->config->connections_max, daemon->config->device_count,
+                            error);
+}
+
 static void start_devices(struct kvp_daemon *daemon) {
   struct kvp_error error;
+  if (share_descriptors(daemon, &error) != KVP_OK) {
+    kvp_daemon_fail_start(daemon, &error);
+    return;
+  }
   for (uint32_t i = 0; i < daemon->config->device_count; i++) {
     if (kvp_device_init(daemon, i, daemon->config->devices[i], &error) != KVP_OK) {
       kvp_daemon_fail_start(daemon, &error);
@@ -177,28 +195,25 @@ static void on_signal(uv_signal_t *handle, int number) {
   }
 }
 
-/* Connections and memory chunks are descriptors. */
-static void raise_fd_limit(void) {
-  struct rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-    limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-      kvp_log(KVP_LOG_WARNING, "fd_limit", "limit=%llu", (unsigned long long)limit.rlim_cur);
-    }
-  }
+/* As nohup leaves SIGHUP. */
+static bool is_ignored(int number) {
+  struct sigaction action = {0};
+  return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
 static void init_handles(struct kvp_daemon *daemon) {
-  static const int numbers[] = {SIGTERM, SIGINT};
+  static const int numbers[kvp_daemon_signals] = {SIGTERM, SIGINT, SIGHUP};
   int result = uv_timer_init(daemon->loop, &daemon->patience);
   assert(result == 0);
   daemon->patience.data = daemon;
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < kvp_daemon_signals; i++) {
     result = uv_signal_init(daemon->loop, &daemon->signals[i]);
     assert(result == 0);
     daemon->signals[i].data = daemon;
-    result = uv_signal_start(&daemon->signals[i], on_signal, numbers[i]);
-    assert(result == 0);
+    if (numbers[i] != SIGHUP || !is_ignored(SIGHUP)) {
+      result = uv_signal_start(&daemon->signals[i], on_signal, numbers[i]);
+      assert(result == 0);
+    }
   }
 }
 
@@ -225,6 +240,7 @@ static void unblock_signals(void) {
   (void)sigemptyset(&set);
   (void)sigaddset(&set, SIGTERM);
   (void)sigaddset(&set, SIGINT);
+  (void)sigaddset(&set, SIGHUP);
   (void)pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
@@ -240,7 +256,6 @@ int kvp_daemon_run(const struct kvp_config *config) {
     kvp_log(KVP_LOG_ERROR, "start_failed", "text=\"no event loop\"");
     return 1;
   }
-  raise_fd_limit();
   struct kvp_daemon *daemon = kvp_allocate(1, sizeof *daemon);
   daemon->loop = &loop;
   daemon->config = config;

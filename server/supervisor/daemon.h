@@ -14,6 +14,7 @@
 #include "server/supervisor/config.h"
 #include "server/supervisor/deferred.h"
 #include "server/supervisor/device.h"
+#include "server/supervisor/fd_budget.h"
 #include "server/supervisor/pool.h"
 #include "server/supervisor/rpc.h"
 #include "server/supervisor/session.h"
@@ -27,6 +28,8 @@ enum kvp_daemon_stop_stage {
 
 enum kvp_daemon_state { KVP_DAEMON_STARTING, KVP_DAEMON_SERVING, KVP_DAEMON_DRAINING, KVP_DAEMON_STOPPING };
 
+enum { kvp_daemon_signals = 3 }; /* SIGTERM, SIGINT, SIGHUP: each drains */
+
 struct kvp_daemon {
   uv_loop_t *loop;
   const struct kvp_config *config;
@@ -34,6 +37,7 @@ struct kvp_daemon {
   struct kvp_rpc_server *rpc;
   uint32_t device_count;
   struct kvp_device devices[kvp_devices_max];
+  struct kvp_fd_budget fds; /* what memory may take of them */
   struct kvp_pool_table pools;
   struct kvp_session_table sessions;
   uint64_t epoch;         /* allocations so far, over all pools */
@@ -50,11 +54,11 @@ struct kvp_daemon {
   bool check_pending;
   struct kvp_deferred check; /* draining or stopping may go on */
   uv_timer_t patience; /* STARTING: looks at the executors; later: how long draining and telling sessions may take */
-  uv_signal_t signals[2];
+  uv_signal_t signals[kvp_daemon_signals];
   uint32_t signals_seen;
 };
 
-/* Runs until SIGTERM or SIGINT has been handled. Returns the exit status. */
+/* Runs until SIGTERM, SIGINT or SIGHUP has been handled. Returns the exit status. */
 int kvp_daemon_run(const struct kvp_config *config);
 
 /* NULL and wrong_device (naming the name) when there is none. */

@@ -25,7 +25,7 @@ static void on_rpc_stopped(void *context) {
     kvp_device_deinit(&daemon->devices[i]);
   }
   uv_close((uv_handle_t *)&daemon->patience, NULL);
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < kvp_daemon_signals; i++) {
     uv_close((uv_handle_t *)&daemon->signals[i], NULL);
   }
 }

@@ -23,6 +23,9 @@ enum {
   quick_death_ms = 10000,
 };
 
+/* HELLO's number. READY or a refusal answers it; other requests are numbered from 1 on, and none before READY. */
+static const uint32_t hello_request = UINT32_MAX;
+
 /* A result that is told from the loop. */
 struct link_answer {
   struct link_answer *next;
@@ -43,6 +46,7 @@ struct kvp_executor_link {
   bool has_served; /* this process */
   bool has_info;
   struct kvp_control_ready info;
+  char refusal[kvp_error_text_bytes_max]; /* of HELLO, by the latest that refused it */
   uint64_t restarts;
   uint32_t quick_deaths; /* in a row */
   uint64_t started_ms;
@@ -121,6 +125,9 @@ static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd
   error.array[sizeof error.array - 1] = error.text[sizeof error.text - 1] = '\0';
   if (error.status < 0 || error.status >= kvp_status_count) {
     return false;
+  }
+  if (message->request == hello_request && link->state == KVP_LINK_STARTING) {
+    memcpy(link->refusal, error.text, sizeof link->refusal);
   }
   kvp_control_requests_answer(&link->requests, message->request, &error);
   return true;
@@ -276,7 +283,8 @@ static enum kvp_status link_spawn(struct kvp_executor_link *link, struct kvp_err
           (int)kvp_executor_link_pid(link), (unsigned long long)link->restarts);
   (void)uv_timer_start(&link->deadline, link_deadline, ready_timeout_ms, 0);
   /* Should it fail, the process dies and all else follows. */
-  (void)kvp_executor_process_send(link->process, KVP_CONTROL_HELLO, 0, &link->hello, sizeof link->hello, fds, 3);
+  (void)kvp_executor_process_send(link->process, KVP_CONTROL_HELLO, hello_request, &link->hello, sizeof link->hello,
+                                  fds, 3);
   return KVP_OK;
 }
 
@@ -457,6 +465,10 @@ pid_t kvp_executor_link_pid(const struct kvp_executor_link *link) {
 
 uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link) {
   return link->restarts;
+}
+
+const char *kvp_executor_link_refusal(const struct kvp_executor_link *link) {
+  return link->refusal;
 }
 
 const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link) {

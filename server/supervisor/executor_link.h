@@ -88,6 +88,8 @@ enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link
 const char *kvp_executor_link_device(const struct kvp_executor_link *link);
 pid_t kvp_executor_link_pid(const struct kvp_executor_link *link); /* 0: none */
 uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link);
+/* Why the last executor that said so would not serve this device: its refusal of HELLO. "": none has. */
+const char *kvp_executor_link_refusal(const struct kvp_executor_link *link);
 /* The latest; NULL before the first READY. */
 const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link);
 

@@ -9,12 +9,13 @@
 
 enum { exit_configuration = 2 };
 
-/* Before any thread is there, so that none but the loop's ever takes SIGTERM. */
+/* Before any thread is there, so that none but the loop's ever takes one of these. */
 static void prepare_signals(void) {
   sigset_t set;
   (void)sigemptyset(&set);
   (void)sigaddset(&set, SIGTERM);
   (void)sigaddset(&set, SIGINT);
+  (void)sigaddset(&set, SIGHUP);
   (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
   (void)signal(SIGPIPE, SIG_IGN);
 }

@@ -21,6 +21,7 @@ struct memory_chunk {
 
 struct kvp_memory {
   struct kvp_executor_link *link;
+  struct kvp_fd_budget *fds;
   uint64_t id;
   uint64_t bytes;
   char name[kvp_name_bytes_max];
@@ -46,6 +47,7 @@ static void memory_close_chunks(struct kvp_memory *memory) {
 
 static void memory_free(struct kvp_memory *memory) {
   memory_close_chunks(memory);
+  kvp_fd_budget_release(memory->fds, kvp_fd_budget_memory(memory->bytes));
   free(memory);
 }
 
@@ -144,10 +146,12 @@ static void memory_created(void *context, const struct kvp_error *answer) {
   memory->done(memory->context, &error);
 }
 
-void kvp_memory_create(struct kvp_executor_link *link, uint64_t memory_id, const char *name, uint64_t bytes,
-                       kvp_memory_done_fn done, void *context, struct kvp_memory **out) {
+void kvp_memory_create(struct kvp_executor_link *link, struct kvp_fd_budget *fds, uint64_t memory_id,
+                       const char *name, uint64_t bytes, kvp_memory_done_fn done, void *context,
+                       struct kvp_memory **out) {
   struct kvp_memory *memory = kvp_allocate(1, sizeof *memory);
   memory->link = link;
+  memory->fds = fds;
   memory->id = memory_id;
   memory->bytes = bytes;
   memory->done = done;

@@ -9,15 +9,18 @@
 #include <stdint.h>
 
 #include "server/supervisor/executor_link.h"
+#include "server/supervisor/fd_budget.h"
 
 struct kvp_memory;
 
 typedef void (*kvp_memory_done_fn)(void *context, const struct kvp_error *error);
 
-/* memory_id: unique over the daemon's life. name shows in /proc/PID/maps, a chunk's number behind it. done is called
+/* fds was charged kvp_fd_budget_memory(bytes), which is given back when the last descriptor is closed.
+ * memory_id: unique over the daemon's life. name shows in /proc/PID/maps, a chunk's number behind it. done is called
  * once, later; when it tells an error nothing is left behind and *out is to be destroyed all the same. */
-void kvp_memory_create(struct kvp_executor_link *link, uint64_t memory_id, const char *name, uint64_t bytes,
-                       kvp_memory_done_fn done, void *context, struct kvp_memory **out);
+void kvp_memory_create(struct kvp_executor_link *link, struct kvp_fd_budget *fds, uint64_t memory_id,
+                       const char *name, uint64_t bytes, kvp_memory_done_fn done, void *context,
+                       struct kvp_memory **out);
 /* Gives the chunks to the link's new executor. done NULL: a failure is logged. */
 void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context);
 /* Tells the executor and closes the fds. Nothing may use it any more; a create or restore under way is waited for

@@ -82,6 +82,7 @@ static void fill_limits(Kvpool__V1__Limits *out, const struct kvp_config *config
   out->buffers_per_session_max = kvp_buffers_per_session_max;
   out->pools_max = kvp_pools_max;
   out->regions_per_pool_max = kvp_regions_per_pool_max;
+  out->calls_per_session_max = kvp_calls_per_session_max;
 }
 
 static void on_get_server_info(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message) {

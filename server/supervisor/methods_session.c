@@ -96,7 +96,7 @@ static void fill_session(Kvpool__V1__SessionInfo *out, struct kvp_session *sessi
   out->blocks = session->blocks;
   out->buffers = session->buffer_count;
   out->buffer_bytes = session->buffer_bytes;
-  out->queues = session->queues;
+  out->queues = session->queues + session->call_queues;
   out->steps_in_flight = session->steps_in_flight;
   out->steps_done = session->steps_done;
   out->steps_refused = session->steps_refused;

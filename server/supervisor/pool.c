@@ -85,6 +85,7 @@ void kvp_pool_free(struct kvp_daemon *daemon, struct kvp_pool *pool) {
   if (pool->leases != NULL) {
     kvp_lease_table_destroy(pool->leases);
     kvp_owner_table_deinit(&pool->owners);
+    kvp_fd_budget_release(&daemon->fds, kvp_fd_budget_owner_table(pool->placement_count));
   }
   for (int i = 0; i < kvp_pools_max; i++) {
     if (daemon->pools.pools[i] == pool) {

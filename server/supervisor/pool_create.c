@@ -124,8 +124,8 @@ static void make_memory(struct creation *creation) {
     for (uint32_t r = 0; r < pool->spec.region_count; r++) {
       char name[sizeof "kvpool::" + kvp_name_bytes_max + kvp_name_bytes_max];
       (void)snprintf(name, sizeof name, "kvpool:%s:%s", pool->spec.name, pool->spec.regions[r].name);
-      kvp_memory_create(pool->placements[i].device->link, ++creation->daemon->next_memory_id, name,
-                        pool->regions[r].region_bytes, on_memory, creation, &pool->placements[i].memory[r]);
+      kvp_memory_create(pool->placements[i].device->link, &creation->daemon->fds, ++creation->daemon->next_memory_id,
+                        name, pool->regions[r].region_bytes, on_memory, creation, &pool->placements[i].memory[r]);
     }
   }
 }
@@ -185,6 +185,43 @@ static enum kvp_status charge_placements(struct creation *creation, struct kvp_e
   return KVP_OK;
 }
 
+/* The memories take over their part of the charge, kvp_pool_free gives back the rest. */
+static uint64_t pool_descriptors(const struct kvp_pool *pool) {
+  uint64_t one_placement = 0;
+  for (uint32_t i = 0; i < pool->spec.region_count; i++) {
+    one_placement += kvp_fd_budget_memory(pool->regions[i].region_bytes);
+  }
+  return pool->placement_count * one_placement + kvp_fd_budget_owner_table(pool->placement_count);
+}
+
+static enum kvp_status make_tables(struct kvp_pool *pool, struct kvp_error *error) {
+  enum kvp_status status = kvp_owner_table_init(&pool->owners, pool->spec.name, pool->spec.num_blocks, error);
+  if (status == KVP_OK) {
+    status = kvp_lease_table_new(&pool->owners, &pool->leases, error);
+    if (status != KVP_OK) {
+      kvp_owner_table_deinit(&pool->owners);
+    }
+  }
+  return status;
+}
+
+/* Charges descriptors for all of the pool, then makes its tables. */
+static enum kvp_status charge_and_make_tables(struct kvp_daemon *daemon, struct kvp_pool *pool,
+                                              struct kvp_error *error) {
+  uint64_t descriptors = pool_descriptors(pool);
+  char what[kvp_name_bytes_max + sizeof "pool ''"];
+  (void)snprintf(what, sizeof what, "pool '%s'", pool->spec.name);
+  enum kvp_status status = kvp_fd_budget_charge(&daemon->fds, what, descriptors, KVP_TOO_LARGE, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  status = make_tables(pool, error);
+  if (status != KVP_OK) {
+    kvp_fd_budget_release(&daemon->fds, descriptors);
+  }
+  return status;
+}
+
 /* Everything that can be said at once. On an error creation->pool is NULL and nothing is left. */
 static enum kvp_status begin(struct creation *creation, const struct kvp_pool_spec *spec, struct kvp_error *error) {
   struct kvp_daemon *daemon = creation->daemon;
@@ -201,13 +238,7 @@ static enum kvp_status begin(struct creation *creation, const struct kvp_pool_sp
     status = charge_placements(creation, error);
   }
   if (status == KVP_OK) {
-    status = kvp_owner_table_init(&pool->owners, spec->name, spec->num_blocks, error);
-  }
-  if (status == KVP_OK) {
-    status = kvp_lease_table_new(&pool->owners, &pool->leases, error);
-    if (status != KVP_OK) {
-      kvp_owner_table_deinit(&pool->owners);
-    }
+    status = charge_and_make_tables(daemon, pool, error);
   }
   if (status != KVP_OK) {
     kvp_pool_free(daemon, pool);

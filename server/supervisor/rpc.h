@@ -32,6 +32,9 @@ struct kvp_rpc_message {
   size_t wire_bytes;
 };
 
+/* While the process has no more descriptors than this, every connection finds a number for its own. */
+enum { kvp_rpc_descriptors_max = 98304 };
+
 struct kvp_rpc_message *kvp_rpc_message_ref(struct kvp_rpc_message *message);
 void kvp_rpc_message_unref(struct kvp_rpc_message *message); /* NULL is allowed */
 

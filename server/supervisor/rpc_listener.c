@@ -15,8 +15,8 @@
 #include "server/log.h"
 
 enum {
-  numbers_max = 32768, /* connections until a number comes again */
   number_highest_first = 65536,
+  numbers_max = kvp_rpc_descriptors_max - number_highest_first, /* connections until a number comes again */
   accepts_per_wake_max = 32,
   pause_ms = 100,
 };

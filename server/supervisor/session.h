@@ -38,6 +38,7 @@ struct kvp_session {
   uint64_t buffer_bytes;
   struct kvp_buffer *buffers;           /* list, by buffer.c */
   uint32_t queues;                      /* open step streams */
+  uint32_t call_queues;                 /* of other calls, by step_caller.c */
   struct kvp_step_stream *step_streams; /* they, by step_stream.c */
   uint32_t steps_in_flight;             /* by step.c, like the next three */
   uint64_t step_bytes_in_flight;

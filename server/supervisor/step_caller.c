@@ -20,13 +20,26 @@ void kvp_step_caller_init(struct kvp_step_caller *caller, struct kvp_daemon *dae
   }
 }
 
+/* While it is there, closing or not; NULL for an operator's call. */
+static struct kvp_session *caller_session_left(const struct kvp_step_caller *caller) {
+  struct kvp_session *session = caller->is_operator ? NULL : caller->daemon->sessions.slots[caller->session_slot];
+  return session != NULL && session->id == caller->session_id ? session : NULL;
+}
+
 enum kvp_status kvp_step_caller_place(struct kvp_step_caller *caller, struct kvp_device *device,
                                       struct kvp_error *error) {
   assert(caller->device == NULL);
-  uint32_t queue = kvp_step_queue_open(device);
+  struct kvp_session *session = caller_session_left(caller);
+  if (session != NULL && session->call_queues >= kvp_calls_per_session_max) {
+    return kvp_error_set(error, KVP_BUSY, "session %" PRIu64 " has %u calls that run steps open, %d are allowed",
+                         session->id, session->call_queues, kvp_calls_per_session_max);
+  }
+  uint32_t queue = kvp_step_queue_open(device, caller->is_operator, error);
   if (queue == 0) {
-    return kvp_error_set(error, KVP_BUSY, "device %s has %d queues open, no more are allowed", device->name,
-                         kvp_queues_per_executor_max);
+    return KVP_BUSY;
+  }
+  if (session != NULL) {
+    session->call_queues++;
   }
   caller->device = device;
   caller->queue = queue;
@@ -35,8 +48,8 @@ enum kvp_status kvp_step_caller_place(struct kvp_step_caller *caller, struct kvp
 
 struct kvp_session *kvp_step_caller_session(const struct kvp_step_caller *caller, struct kvp_error *error) {
   assert(!caller->is_operator);
-  struct kvp_session *session = caller->daemon->sessions.slots[caller->session_slot];
-  if (session != NULL && session->id == caller->session_id && session->state == KVP_SESSION_OPEN) {
+  struct kvp_session *session = caller_session_left(caller);
+  if (session != NULL && session->state == KVP_SESSION_OPEN) {
     return session;
   }
   (void)kvp_error_set(error, KVP_UNKNOWN_SESSION, "session %" PRIu64 " was closed", caller->session_id);
@@ -68,6 +81,10 @@ void kvp_step_caller_abandon(const struct kvp_step_caller *caller, void *context
 
 void kvp_step_caller_deinit(struct kvp_step_caller *caller) {
   if (caller->device != NULL) {
+    struct kvp_session *session = caller_session_left(caller);
+    if (session != NULL) {
+      session->call_queues--;
+    }
     kvp_step_queue_close(caller->device, caller->queue);
   }
   kvp_rpc_call_unref(caller->call);

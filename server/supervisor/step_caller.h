@@ -25,7 +25,7 @@ struct kvp_step_caller {
 /* session NULL: an operator's call. */
 void kvp_step_caller_init(struct kvp_step_caller *caller, struct kvp_daemon *daemon, struct kvp_rpc_call *call,
                           const struct kvp_session *session);
-/* The device, and a queue of its own there. busy: there is no queue left. */
+/* The device, and a queue of its own there. busy: the session or the device has no queue left. */
 enum kvp_status kvp_step_caller_place(struct kvp_step_caller *caller, struct kvp_device *device,
                                       struct kvp_error *error);
 /* NULL and unknown_session when it has ended. Not for an operator's call. */

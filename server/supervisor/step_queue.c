@@ -11,8 +11,9 @@
 struct step_queue {
   uint32_t number; /* 0: the place is free */
   uint32_t uses;
-  uint32_t steps;     /* not retired */
-  bool closing;       /* its caller is through */
+  uint32_t steps; /* not retired */
+  bool closing;   /* its caller is through */
+  bool for_operator;
   uint16_t next_link; /* free list, or list of closed ones; index + 1, 0 = end */
 };
 
@@ -20,6 +21,7 @@ struct kvp_step_queues {
   uint16_t first_free;
   uint16_t first_closed; /* over, the executor does not know yet */
   uint16_t used;         /* places ever used */
+  uint16_t of_sessions;  /* not free, and not an operator's */
   struct step_queue places[kvp_queues_per_executor_max];
 };
 
@@ -31,16 +33,24 @@ static struct step_queue *queue_get(const struct kvp_device *device, uint32_t nu
   return queue;
 }
 
-uint32_t kvp_step_queue_open(struct kvp_device *device) {
+uint32_t kvp_step_queue_open(struct kvp_device *device, bool for_operator, struct kvp_error *error) {
   if (device->steps.queues == NULL) {
     device->steps.queues = kvp_allocate(1, sizeof *device->steps.queues);
   }
   struct kvp_step_queues *queues = device->steps.queues;
+  const uint32_t of_sessions_max = kvp_queues_per_executor_max - kvp_queues_for_operators;
+  if (!for_operator && queues->of_sessions == of_sessions_max) {
+    (void)kvp_error_set(error, KVP_BUSY, "sessions have %u queues of device %s open, %u are allowed",
+                        queues->of_sessions, device->name, of_sessions_max);
+    return 0;
+  }
   uint32_t index = queues->used;
   if (queues->first_free != 0) {
     index = queues->first_free - 1U;
     queues->first_free = queues->places[index].next_link;
   } else if (index == kvp_queues_per_executor_max) {
+    (void)kvp_error_set(error, KVP_BUSY, "device %s has %d queues open, no more are allowed", device->name,
+                        kvp_queues_per_executor_max);
     return 0;
   } else {
     queues->used++;
@@ -50,11 +60,14 @@ uint32_t kvp_step_queue_open(struct kvp_device *device) {
   queue->uses = queue->uses % uses_max + 1;
   queue->number = queue->uses * kvp_queues_per_executor_max + index;
   queue->closing = false;
+  queue->for_operator = for_operator;
+  queues->of_sessions += !for_operator;
   return queue->number;
 }
 
 static void queue_free(struct kvp_step_queues *queues, struct step_queue *queue) {
   queue->number = 0;
+  queues->of_sessions -= !queue->for_operator;
   queue->next_link = queues->first_free;
   queues->first_free = (uint16_t)(queue - queues->places + 1);
 }

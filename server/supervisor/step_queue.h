@@ -9,10 +9,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "proto/status.h"
+
 struct kvp_device;
 
-/* A queue number of this device, for a stream or for one call; never 0. 0: kvp_queues_per_executor_max are open. */
-uint32_t kvp_step_queue_open(struct kvp_device *device);
+/* A queue number of this device, for a stream or for one call; never 0. 0 and busy: too many are open. Sessions
+ * together leave kvp_queues_for_operators to operators' calls. */
+uint32_t kvp_step_queue_open(struct kvp_device *device, bool for_operator, struct kvp_error *error);
 /* Its steps may still be running. 0 is allowed. */
 void kvp_step_queue_close(struct kvp_device *device, uint32_t queue);
 

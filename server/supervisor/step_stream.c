@@ -129,11 +129,10 @@ static enum kvp_status stream_queue(struct kvp_step_stream *stream, struct kvp_d
                                     struct kvp_error *error) {
   uint32_t *place = &stream->queues[device->index];
   if (*place == 0) {
-    *place = kvp_step_queue_open(device);
+    *place = kvp_step_queue_open(device, false, error);
   }
   if (*place == 0) {
-    return kvp_error_set(error, KVP_BUSY, "device %s has %d queues open, no more are allowed", device->name,
-                         kvp_queues_per_executor_max);
+    return KVP_BUSY;
   }
   *queue = *place;
   return KVP_OK;

@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/byte_writer.h"
@@ -23,7 +24,9 @@ struct store_rows {
   struct kvp_step_caller caller;
   struct kvp_byte_writer writer;
   struct kvp_row_buffer buffer;
-  struct kvp_rpc_message *first; /* the slots live in it */
+  struct kvp_rpc_message *first; /* until its rows are written; NULL then */
+  uint8_t *slots;                /* [slot_count] int32 of the first message; NULL: none */
+  uint64_t epoch;
   struct kvp_region_place place;
   uint32_t row_bytes;
   uint64_t slot_count;
@@ -35,12 +38,14 @@ struct store_rows {
   bool over; /* failed or answered */
 };
 
-static const Kvpool__V1__StoreRowsRequest *store_request(const struct store_rows *store) {
-  return (const Kvpool__V1__StoreRowsRequest *)store->first->body;
+static void store_drop_first(struct store_rows *store) {
+  kvp_rpc_message_unref(store->first);
+  store->first = NULL;
 }
 
 static void store_fail(struct store_rows *store, const struct kvp_error *error) {
   store->over = true;
+  store_drop_first(store);
   kvp_row_buffer_release(&store->buffer);
   kvp_rpc_call_fail(store->caller.call, error);
 }
@@ -58,14 +63,12 @@ static void store_finished(void *context, uint64_t tag, const struct kvp_step_re
 static const struct kvp_step_events store_events = {.finished = store_finished};
 
 static enum kvp_status store_submit(struct store_rows *store, struct kvp_error *error) {
-  const Kvpool__V1__StoreRowsRequest *request = store_request(store);
   struct kvp_pool *pool = kvp_pool_find(store->caller.daemon, store->place.pool_id, error);
   if (pool == NULL) {
     return KVP_UNKNOWN_POOL;
   }
-  struct kvp_wire_step *step =
-      kvp_step_build_store_rows(&store->place, request->epoch, request->slots.data, store->slot_count,
-                                store->buffer.id, store->row_bytes, error);
+  struct kvp_wire_step *step = kvp_step_build_store_rows(&store->place, store->epoch, store->slots, store->slot_count,
+                                                         store->buffer.id, store->row_bytes, error);
   if (step == NULL) {
     return (enum kvp_status)error->status;
   }
@@ -138,7 +141,8 @@ static void store_take_rows(struct store_rows *store, const ProtobufCBinaryData 
 
 static void store_free(struct store_rows *store) {
   kvp_step_caller_deinit(&store->caller);
-  kvp_rpc_message_unref(store->first);
+  store_drop_first(store);
+  free(store->slots);
   free(store);
 }
 
@@ -147,7 +151,10 @@ static void store_buffer_ready(void *context, const struct kvp_error *error) {
   if (error != NULL) {
     store_fail(store, error);
   } else {
-    store_take_rows(store, &store_request(store)->rows);
+    struct kvp_rpc_message *first = store->first;
+    store->first = NULL;
+    store_take_rows(store, &((const Kvpool__V1__StoreRowsRequest *)first->body)->rows);
+    kvp_rpc_message_unref(first);
   }
 }
 
@@ -177,6 +184,20 @@ static enum kvp_status store_check_sizes(struct store_rows *store, const Kvpool_
   return KVP_OK;
 }
 
+static enum kvp_status store_copy_slots(struct store_rows *store, const Kvpool__V1__StoreRowsRequest *request,
+                                        struct kvp_error *error) {
+  store->epoch = request->epoch;
+  if (request->slots.len == 0) {
+    return KVP_OK;
+  }
+  store->slots = malloc(request->slots.len);
+  if (store->slots == NULL) {
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for %zu bytes of slots", request->slots.len);
+  }
+  memcpy(store->slots, request->slots.data, request->slots.len);
+  return KVP_OK;
+}
+
 static enum kvp_status store_begin(struct store_rows *store, struct kvp_session *session,
                                    const Kvpool__V1__StoreRowsRequest *request, struct kvp_error *error) {
   struct kvp_daemon *daemon = store->caller.daemon;
@@ -193,6 +214,9 @@ static enum kvp_status store_begin(struct store_rows *store, struct kvp_session 
     return KVP_WRONG_DEVICE;
   }
   status = kvp_step_caller_place(&store->caller, device, error);
+  if (status == KVP_OK) {
+    status = store_copy_slots(store, request, error);
+  }
   if (status != KVP_OK) {
     return status;
   }

@@ -243,8 +243,9 @@ def test_log_lines(daemon):
 
 # -- the end
 
-def test_sigterm_drains(start_daemon):
-    daemon = start_daemon()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_drains(start_daemon, number):
+    daemon = start_daemon("--drain-timeout-ms", 120000)
     client = daemon.client()
     session = client.open_session()
     lane = lane_on(session, client, "drain", 64)
@@ -254,7 +255,7 @@ def test_sigterm_drains(start_daemon):
     other_queue.run(small)
     queue.wait_accepted(long)
     daemon.note_processes()
-    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(number)
     wait_until(lambda: "drain" in daemon.log[-4000:] or daemon.process.poll() is not None, "draining said in the log")
     still_running = long not in queue.finished and daemon.process.poll() is None
     with pytest.raises((StepFailure, RpcFailure)) as caught:
@@ -297,6 +298,18 @@ def test_sigint_and_an_idle_end(start_daemon):
     daemon.stop()
 
 
+def test_sighup_is_ignored_under_nohup(start_daemon):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the daemon inherits it, as from nohup
+    try:
+        daemon = start_daemon()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    daemon.process.send_signal(signal.SIGHUP)
+    client = daemon.client()
+    lane_on(client.open_session(), client, "after")
+    assert " signal " not in daemon.log
+
+
 def test_sigterm_during_the_start(start_daemon):
     daemon = start_daemon("--pool", POOL, wait=False)
     time.sleep(0.02)
@@ -309,6 +322,16 @@ def test_an_executor_that_is_not_there(start_daemon, tmp_path):
     daemon = start_daemon("--executor", tmp_path / "nothing", wait=False)
     status = daemon.process.wait(60)
     assert status > 0 and "nothing" in daemon.log
+
+
+def test_a_device_without_a_backend(start_daemon):
+    """The final error says why the executors did not come up."""
+    daemon = start_daemon(devices=("cuda:0",), wait=False)
+    assert daemon.process.wait(60) > 0
+    if "backend for" not in daemon.log:
+        pytest.skip("this build has the CUDA backend")
+    failed = [line for line in daemon.log.splitlines() if " start_failed " in line]
+    assert len(failed) == 1 and "cuda:0" in failed[0] and "no backend for 'cuda:'" in failed[0], daemon.log
 
 
 def test_an_executor_by_itself_ends():

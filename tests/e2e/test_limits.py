@@ -1,12 +1,17 @@
 """More than allowed: sessions, queued steps, memory. Each is said at once, with the numbers, and costs nobody else."""
+import os
 import re
+import signal
+import threading
 
 import numpy as np
 import pytest
 
 from support.catalogue import V41, Geometry
+from support.client import int32_bytes
 from support.errors import GRPC_CODE_OF, RpcFailure, StepFailure
 from support.process import wait_until
+from support.stubs import pb
 from support.traffic import Lane, random_rows
 
 GIB = 1 << 30
@@ -144,3 +149,121 @@ def test_buffers_of_one_session(daemon, client, session):
     assert client.list_sessions()[-1].buffers == limit
     buffers[0].release()
     session.create_buffer(16)
+
+
+KV = {"name": "kv", "format": "v41", "num_layers": 1}
+
+
+def small_lane(client, name, seed=1):
+    """A session of its own with 16 rows in flight between a buffer and a pool."""
+    session = client.open_session(name)
+    pool = client.create_pool(name, 16, 1, [KV])
+    lane = Lane(session, Geometry(V41, 16, 1), pool.pool_id, session.allocate(pool.pool_id, 1))
+    lane.write(random_rows(np.random.default_rng(seed), V41, 16))
+    return lane
+
+
+def test_descriptors(start_daemon):
+    daemon = start_daemon("--connections-max", 16, descriptors=600)
+    client = daemon.client()
+    lane = small_lane(client, "victim")
+    limit = 600 - 2 * 16 - 128 - 8  # what connections, the process and its one device do not need
+    used = 2 + 2 + 2 * client.list_sessions()[0].buffers  # the pool's region and owner table, the lane's buffers
+    greedy = client.open_session("greedy")
+    made = [greedy.create_buffer(4096) for _ in range((limit - used) // 2)]
+    refusal = refused(lambda: greedy.create_buffer(4096), "quota_exceeded")
+    assert numbers(refusal.message)[:3] == [2, limit, limit], refusal.message
+    refusal = refused(lambda: client.create_pool("late", 16, 1, [KV]), "too_large")
+    assert numbers(refusal.message)[:3] == [4, limit, limit], refusal.message
+    assert client.device().restarts == 0
+
+    lane.session.run(lane.store_and_load_step())
+    lane.check_out()
+    others = [daemon.client() for _ in range(12)]
+    assert all(other.info().pid == daemon.pid for other in others)
+
+    os.kill(client.device().executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device().restarts == 1 and client.device().state == pb.DEVICE_SERVING, "a successor")
+    lane.session.run(lane.store_and_load_step())
+    lane.check_out()
+    made[-1].write(np.full(4096, 7, np.uint8))
+    assert (made[-1].read() == 7).all()
+    assert client.device().restarts == 1
+
+    greedy.close()
+    client.create_pool("late", 16, 1, [KV])
+    again = client.open_session("again")
+    for _ in range((limit - used - 4) // 2):
+        again.create_buffer(4096)
+    refused(lambda: again.create_buffer(4096), "quota_exceeded")
+
+
+def test_too_few_descriptors_to_start(start_daemon):
+    daemon = start_daemon("--connections-max", 16, descriptors=128, wait=False)
+    assert daemon.process.wait(60) == 1
+    assert "start_failed" in daemon.log and "descriptors" in daemon.log and "128" in daemon.log
+
+
+def test_a_pool_of_more_descriptors_than_there_are(start_daemon):
+    client = start_daemon("--connections-max", 16, descriptors=600, device_memory="4T").client()
+    region = {"name": "kv", "format": "bf16", "num_layers": 1}
+    blocks = 300 << 14  # of 64 KiB: 300 chunks of 1 GiB
+    refusal = refused(lambda: client.create_pool("wide", 64, blocks, [region]), "too_large")
+    assert numbers(refusal.message)[:3] == [600 + 2, 0, 432], refusal.message
+
+
+def test_calls_of_one_session(daemon, client, session):
+    limit = client.info().limits.calls_per_session_max
+    assert limit == 64
+    buffer = session.create_buffer(4096)
+    ends = threading.Event()
+
+    def requests():
+        yield pb.WriteBufferRequest(session=session.ref, buffer_id=buffer.id, data=b"x")
+        ends.wait(120)
+
+    def queues():
+        return next(s.queues for s in client.list_sessions() if s.session_id == session.id)
+
+    calls = [client.rpc.WriteBuffer.future(requests(), timeout=120) for _ in range(limit)]
+    try:
+        wait_until(lambda: queues() == limit, "the calls open")
+        assert str(limit) in refused(lambda: buffer.read(), "busy").message
+        lane = small_lane(client, "beside-the-calls")
+        lane.session.run(lane.store_and_load_step())
+        lane.check_out()
+        assert len(client.inspect(pb.RegionRef(pool_id=lane.pool_id), [0])) == 1
+    finally:
+        ends.set()
+    assert [call.result().bytes_written for call in calls] == [1] * limit
+    wait_until(lambda: queues() == 0, "the calls gone")
+    assert bytes(buffer.read(0, 1)) == b"x"
+
+
+def resident_bytes(pid):
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+
+
+def test_rows_nobody_wants_are_not_kept(start_daemon):
+    daemon = start_daemon()
+    client = daemon.client()
+    session = client.open_session()
+    region = pb.RegionRef(pool_id=client.create_pool("rows", 16, 1, [KV]).pool_id)
+    ends, count, rows = threading.Event(), 60, bytes(4_000_000)
+
+    def requests():
+        yield pb.StoreRowsRequest(session=session.ref, epoch=session.epoch, region=region, row_bytes=1024,
+                                  slots=int32_bytes([-1]), rows=rows)
+        yield pb.StoreRowsRequest(rows=b"z")
+        ends.wait(120)
+
+    before = resident_bytes(daemon.pid)
+    calls = [client.rpc.StoreRows.future(requests(), timeout=120) for _ in range(count)]
+    try:
+        wait_until(lambda: client.list_sessions()[0].steps_done == count, "every call's one row written")
+        assert resident_bytes(daemon.pid) - before < count * len(rows) / 2
+    finally:
+        ends.set()
+    for call in calls:
+        assert call.result().reports[0].rows_skipped == 1

@@ -38,7 +38,7 @@ class Daemon:
     """Start with `Daemon(flags...)`, end with stop() or kill(); both leave nothing behind or fail."""
 
     def __init__(self, *flags, devices=("host:0",), threads=2, device_memory="2G", directory=None, log_level="info",
-                 wait=True):
+                 wait=True, descriptors=None):
         self.owns_directory = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="kvpoold-test-", dir="/tmp"))
         self.socket = self.directory / "kvpoold.sock"
@@ -48,6 +48,8 @@ class Daemon:
         for device in devices:
             self.command += ["--device", device]
         self.command += [str(flag) for flag in flags]
+        if descriptors is not None:
+            self.command[:0] = ["prlimit", f"--nofile={descriptors}"]
         self.clients = []
         self.seen_memory, self.seen_executors = set(), set()
         with open(self.log_path, "wb") as log:

@@ -214,8 +214,96 @@ static void test_complaints_of_a_file_name_the_line(void **state) {
   expect_complaint("devices = [\n\"host:0\",\n\"host:0\" ];", "3", "\"host:0\" is there twice");
   expect_complaint("devices = ( \"host\" );", "1", "\"host\" is not of the form");
   expect_complaint("devices = ( \"host:x\" );", "1", "\"host:x\" is not of the form");
+  expect_complaint("devices = [ \"host:0\",\n\"cuda:256\" ];", "2", "\"cuda:256\" is not of the form");
   expect_complaint("pools = {};", "1", "pools must be a list");
   expect_complaint("socket = ;", "1", "syntax error");
+}
+
+/* libconfig's own limit is 32 bits, signed, unless an L follows; 2^31 = 2147483648 and 2^36 = 68719476736. */
+static void test_literals_that_would_wrap(void **state) {
+  (void)state;
+  expect_complaint("device_memory = 68719476736;", "1",
+                   "68719476736 does not fit into 32 bits with a sign; write 68719476736L");
+  expect_complaint("\ndevice_memory =\n 2147483648;", "3", "write 2147483648L");
+  expect_complaint("drain_timeout_ms = -2147483649;", "1", "write -2147483649L");
+  expect_complaint("device_memory = 0x80000000;", "1", "write 0x80000000L");
+  expect_complaint("device_memory = 0XfffFFFFFF;", "1", "write 0XfffFFFFFFL");
+  expect_complaint("device_memory = 68719476736l;", "1", "write 68719476736L");
+  expect_complaint("device_memory = 9223372036854775808L;", "1", "9223372036854775808 does not fit into 64 bits");
+  expect_complaint("device_memory = 99999999999999999999;", "1", "99999999999999999999 does not fit into 64 bits");
+  expect_complaint("device_memory = 0x10000000000000000L;", "1", "0x10000000000000000 does not fit into 64 bits");
+  expect_complaint("/* a\n \" */ # \"\n// \"\nsocket = \"a\nb\"; device_memory = 4294967296;", "5",
+                   "write 4294967296L");
+  expect_complaint("pools = ( {\nname = \"x\";\nnum_blocks = 4294967298; } );", "3", "write 4294967298L");
+  expect_flag_complaint(FLAGS("--pool", "{ name = \"x\";\nnum_blocks = 4294967298; }"),
+                        "--pool:2: 4294967298 does not fit into 32 bits with a sign; write 4294967298L");
+}
+
+static void test_literals_that_are_none(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    uint64_t bytes;
+  } cases[] = {
+      {"device_memory = 68719476736L;", UINT64_C(68719476736)},
+      {"device_memory = 68719476736LL;", UINT64_C(68719476736)},
+      {"device_memory = 0x1000000000L;", UINT64_C(68719476736)},
+      {"device_memory = 2147483647;", UINT64_C(2147483647)},
+      {"device_memory = 0x7FFFFFFF;", UINT64_C(2147483647)},
+      {"device_memory = 9223372036854775807L;", INT64_MAX},
+      {"# 4294967296\n// 4294967296\n/* 4294967296\n4294967296 */ device_memory = 5; # 4294967296\n", 5},
+      {"socket = \"/4294967296\\\"4294967296\"; device_memory = 6;", 6},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    read_file(cases[i].text, NULL);
+    if (outcome.result != KVP_CONFIG_RUN || config.device_memory_bytes != cases[i].bytes) {
+      fail_msg("for:\n%s\ngot %llu and:\n%s", cases[i].text, (unsigned long long)config.device_memory_bytes,
+               outcome.output);
+    }
+  }
+  expect_complaint("a-4294967296 = 1;", "1", "a-4294967296 is no setting");
+  expect_complaint("device_memory = 4294967296.5;", "1", "device_memory must be an integer or a string");
+  expect_complaint("device_memory = 4294967296e3;", "1", "device_memory must be an integer or a string");
+}
+
+/* A complaint about an included file names that file. */
+static void test_literals_of_an_included_file(void **state) {
+  (void)state;
+  char included[] = "/tmp/kvpool-test-XXXXXX";
+  int file = mkstemp(included);
+  assert_true(file >= 0);
+  static const char text[] = "# first\ndevice_memory = 4294967296;\n";
+  assert_int_equal(write(file, text, sizeof text - 1), sizeof text - 1);
+  (void)close(file);
+  char outer[128];
+  char expected[128];
+  (void)snprintf(outer, sizeof outer, "sessions_max = 5;\n@include \"%s\"\n", included);
+  (void)snprintf(expected, sizeof expected, "kvpoold: %s:2: 4294967296 does not fit", included);
+  read_file(outer, NULL);
+  assert_int_equal(unlink(included), 0);
+  assert_int_equal(outcome.result, KVP_CONFIG_ERROR);
+  assert_non_null(strstr(outcome.output, expected));
+}
+
+static void test_device_names(void **state) {
+  (void)state;
+  static const char *const good[] = {"host:0", "host:255", "cuda:0", "cuda:7", "cuda:255", "host:10"};
+  for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+    read_config(FLAGS("--device", good[i]));
+    assert_int_equal(outcome.result, KVP_CONFIG_RUN);
+    assert_string_equal(config.devices[0], good[i]);
+  }
+  static const char *const wrong[] = {"",         "host",    "host:",          "host:256", "cuda:1000", "host:00",
+                                      "cuda:01",  "rocm:0",  "hosts:0",        "HOST:0",   "host:-1",   "host: 1",
+                                      "host:+1",  "host:1 ", "cuda:1a",        "0",        ":0",        "host0",
+                                      "host:0:0", "cuda",    "host:4294967296"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    char words[128];
+    (void)snprintf(words, sizeof words, "--device: device \"%s\" is not of the form host:N or cuda:N", wrong[i]);
+    expect_flag_complaint(FLAGS("--device", wrong[i]), words);
+  }
+  expect_flag_complaint(FLAGS("--device", "cuda:1", "--device", "host:1", "--device", "cuda:1"),
+                        "--device: device \"cuda:1\" is there twice");
 }
 
 static void expect_pool_complaint(const char *pool, const char *line, const char *words) {
@@ -277,7 +365,7 @@ static void test_flag_complaints(void **state) {
   expect_flag_complaint(FLAGS("--pool", "5"), "a pool must be a group");
   expect_flag_complaint(FLAGS("--pool", POOL("x"), "--pool", POOL("x")), "\"x\" is there twice");
   expect_flag_complaint(FLAGS("--config", "/nonexistent/kvpoold.conf"),
-                        "/nonexistent/kvpoold.conf: the file can't be read");
+                        "/nonexistent/kvpoold.conf: the file can't be read as text");
   char path[200];
   memset(path, 'a', sizeof path - 1);
   path[sizeof path - 1] = '\0';
@@ -321,6 +409,10 @@ int main(void) {
       cmocka_unit_test(test_flags_win),
       cmocka_unit_test(test_byte_suffixes),
       cmocka_unit_test(test_complaints_of_a_file_name_the_line),
+      cmocka_unit_test(test_literals_that_would_wrap),
+      cmocka_unit_test(test_literals_that_are_none),
+      cmocka_unit_test(test_literals_of_an_included_file),
+      cmocka_unit_test(test_device_names),
       cmocka_unit_test(test_complaints_about_pools),
       cmocka_unit_test(test_pools_must_fit_what_devices_may_take),
       cmocka_unit_test(test_flag_complaints),

@@ -359,12 +359,13 @@ static void test_memory_outlives_executors(void **state) {
   (void)state;
   struct watch watch;
   struct kvp_memory *memory = NULL;
+  struct kvp_fd_budget fds = {.limit = 2, .used = 2}; /* one chunk's worth */
   int before = open_fd_count();
   watch_start(&watch, "good");
   watch_until(&watch, 'R', 1);
   int without = open_fd_count();
   watch.inside = true;
-  kvp_memory_create(watch.link, 7, "test", memory_bytes, on_memory, &watch, &memory);
+  kvp_memory_create(watch.link, &fds, 7, "test", memory_bytes, on_memory, &watch, &memory);
   watch.inside = false;
   watch_until(&watch, 'm', 1);
   assert_int_equal(watch.memory_result.status, KVP_OK);
@@ -378,7 +379,9 @@ static void test_memory_outlives_executors(void **state) {
   watch_until(&watch, 'm', 2);
   assert_int_equal(watch.memory_result.status, KVP_OK);
   assert_string_equal(watch.memory_result.text, "130 chunks"); /* three messages: 64, 64 and 2 fds */
+  assert_int_equal(fds.used, 2);
   kvp_memory_destroy(memory);
+  assert_int_equal(fds.used, 0);
   assert_int_equal(open_fd_count(), without);
   watch_end(&watch);
   assert_int_equal(open_fd_count(), before);
@@ -388,14 +391,17 @@ static void test_memory_destroyed_while_made(void **state) {
   (void)state;
   struct watch watch;
   struct kvp_memory *memory = NULL;
+  struct kvp_fd_budget fds = {.limit = 2, .used = 2}; /* one chunk's worth */
   watch_start(&watch, "good");
   watch_until(&watch, 'R', 1);
   int without = open_fd_count();
-  kvp_memory_create(watch.link, 7, "test", memory_bytes, on_memory, &watch, &memory);
+  kvp_memory_create(watch.link, &fds, 7, "test", memory_bytes, on_memory, &watch, &memory);
   kvp_memory_destroy(memory);
+  assert_int_equal(fds.used, 2);              /* what is under way still comes */
   request(&watch, KVP_CONTROL_BUFFER_ATTACH); /* answered after it */
   watch_until(&watch, 'r', 1);
   assert_int_equal(watch_count(&watch, 'm'), 0);
+  assert_int_equal(fds.used, 0);
   assert_int_equal(open_fd_count(), without);
   watch_end(&watch);
 }
@@ -404,13 +410,15 @@ static void test_memory_of_a_dying_executor(void **state) {
   (void)state;
   struct watch watch;
   struct kvp_memory *memory = NULL;
+  struct kvp_fd_budget fds = {.limit = 2, .used = 2}; /* one chunk's worth */
   watch_start(&watch, "mute");
   watch_until(&watch, 'R', 1);
-  kvp_memory_create(watch.link, 7, "test", memory_bytes, on_memory, &watch, &memory);
+  kvp_memory_create(watch.link, &fds, 7, "test", memory_bytes, on_memory, &watch, &memory);
   assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
   watch_until(&watch, 'm', 1);
   assert_int_equal(watch.memory_result.status, KVP_DEVICE_LOST);
   kvp_memory_destroy(memory);
+  assert_int_equal(fds.used, 0);
   watch_end(&watch);
 }
 

@@ -177,7 +177,7 @@ static void done(uint32_t posted) {
 
 static void test_order_and_fences(void **state) {
   (void)state;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   assert_int_equal(submit(queue, 1), KVP_OK);
   assert_int_equal(submit(queue, 2), KVP_OK);
   link_fake.answer = KVP_BUSY;
@@ -207,7 +207,7 @@ static void test_order_and_fences(void **state) {
 static void test_fence_over_devices(void **state) {
   (void)state;
   struct kvp_device *other = &supervisor.devices[0];
-  uint32_t queues[2] = {kvp_step_queue_open(other), kvp_step_queue_open(device)};
+  uint32_t queues[2] = {kvp_step_queue_open(other, true, NULL), kvp_step_queue_open(device, true, NULL)};
   assert_int_equal(submit_on(device, queues[1], 1, &session, NULL, 0), KVP_OK);
   assert_int_equal(submit_on(other, queues[0], 2, &session, NULL, 0), KVP_OK);
   assert_int_equal(submit_on(device, queues[1], 3, &session, NULL, 0), KVP_OK);
@@ -222,7 +222,7 @@ static void test_fence_over_devices(void **state) {
 
 static void test_limits(void **state) {
   (void)state;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   for (uint64_t i = 1; i <= 4; i++) {
     assert_int_equal(submit(queue, i), KVP_OK);
   }
@@ -250,7 +250,7 @@ static void test_limits(void **state) {
 static void test_what_executors_say(void **state) {
   (void)state;
   struct kvp_error error;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   for (uint64_t i = 1; i <= 4; i++) {
     assert_int_equal(submit(queue, i), KVP_OK);
   }
@@ -269,7 +269,7 @@ static void test_what_executors_say(void **state) {
 
 static void test_lost(void **state) {
   (void)state;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   for (uint32_t block = 0; block < 200; block++) {
     uint16_t owner = block % 2 == 0 ? session.slot : 6;
     kvp_owner_table_set(&pool.owners, block, kvp_owner_entry_make(1, KVP_BLOCK_LEASED, owner));
@@ -302,7 +302,7 @@ static void test_lost_with_slots_in_a_buffer(void **state) {
   (void)state;
   struct kvp_error error;
   const struct kvp_region_place place = {.pool_id = 3};
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   for (uint32_t block = 10; block < 14; block++) {
     kvp_owner_table_set(&pool.owners, block, kvp_owner_entry_make(1, KVP_BLOCK_LEASED, session.slot));
   }
@@ -322,7 +322,7 @@ static void test_lost_with_slots_in_a_buffer(void **state) {
 static void test_abandon(void **state) {
   (void)state;
   int mine = 0;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   assert_int_equal(submit_on(device, queue, 1, &mine, NULL, 0), KVP_OK);
   link_fake.answer = KVP_BUSY;
   assert_int_equal(submit_on(device, queue, 2, &mine, NULL, 0), KVP_OK);
@@ -344,7 +344,7 @@ static void test_abandon(void **state) {
 
 static void test_drops(void **state) {
   (void)state;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   assert_int_equal(submit(queue, 1), KVP_OK);
   link_fake.answer = KVP_BUSY;
   assert_int_equal(submit(queue, 2), KVP_OK);
@@ -362,26 +362,47 @@ static void test_queues(void **state) {
   (void)state;
   static uint32_t numbers[kvp_queues_per_executor_max];
   for (uint32_t i = 0; i < kvp_queues_per_executor_max; i++) {
-    numbers[i] = kvp_step_queue_open(device);
+    numbers[i] = kvp_step_queue_open(device, true, NULL);
     assert_int_not_equal(numbers[i], 0);
     assert_true(i == 0 || numbers[i] != numbers[i - 1]);
   }
-  assert_int_equal(kvp_step_queue_open(device), 0);
+  assert_int_equal(kvp_step_queue_open(device, true, NULL), 0);
   link_fake.answer = KVP_BUSY;
   kvp_step_queue_close(device, numbers[17]);
-  assert_int_equal(kvp_step_queue_open(device), 0); /* the executor still has it */
+  assert_int_equal(kvp_step_queue_open(device, true, NULL), 0); /* the executor still has it */
   link_fake.answer = KVP_OK;
   kvp_step_post_waiting(device);
   assert_int_equal(link_fake.posted[0].tag, numbers[17]);
-  uint32_t again = kvp_step_queue_open(device);
+  uint32_t again = kvp_step_queue_open(device, true, NULL);
   assert_true(again != 0 && again != numbers[17]); /* a number is never used twice */
-  assert_int_equal(kvp_step_queue_open(device), 0);
+  assert_int_equal(kvp_step_queue_open(device, true, NULL), 0);
+}
+
+static void test_sessions_leave_queues_to_operators(void **state) {
+  (void)state;
+  const uint32_t of_sessions_max = 4096 - 64;
+  struct kvp_error error;
+  assert_int_not_equal(kvp_step_queue_open(device, true, NULL), 0);
+  uint32_t last = 0;
+  for (uint32_t i = 0; i < of_sessions_max; i++) {
+    last = kvp_step_queue_open(device, false, NULL);
+    assert_int_not_equal(last, 0);
+  }
+  assert_int_equal(kvp_step_queue_open(device, false, &error), 0);
+  assert_int_equal(error.status, KVP_BUSY);
+  assert_non_null(strstr(error.text, "4032"));
+  for (uint32_t i = 1; i < 64; i++) {
+    assert_int_not_equal(kvp_step_queue_open(device, true, NULL), 0);
+  }
+  assert_int_equal(kvp_step_queue_open(device, true, &error), 0);
+  kvp_step_queue_close(device, last);
+  assert_int_not_equal(kvp_step_queue_open(device, false, NULL), 0);
 }
 
 /* More steps than both lanes have records for: the rest waits, though the command lane would take it. */
 static void test_never_more_than_completions_fit(void **state) {
   (void)state;
-  uint32_t queue = kvp_step_queue_open(device);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
   config.steps_in_flight_max = 5000;
   for (uint64_t i = 1; i <= 4097; i++) {
     assert_int_equal(submit(queue, i), KVP_OK);
@@ -407,6 +428,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_lost_with_slots_in_a_buffer, setup, teardown),
       cmocka_unit_test_setup_teardown(test_abandon, setup, teardown),
       cmocka_unit_test_setup_teardown(test_drops, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_sessions_leave_queues_to_operators, setup, teardown),
       cmocka_unit_test_setup_teardown(test_queues, setup, teardown),
       cmocka_unit_test_setup_teardown(test_never_more_than_completions_fit, setup, teardown),
   };
