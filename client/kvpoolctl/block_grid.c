@@ -1,5 +1,5 @@
-/* The map of a pool in characters. A cell is lettered by the session that holds most of it; what is less than half held
- * shows as ':', so that one busy block among a thousand free ones doesn't look like a full cell. */
+/* The map of a pool in characters. A cell is lettered by the session that holds most of it; what is less than half
+ * held shows as ':', so that one busy block among a thousand free ones doesn't look like a full cell. */
 #include "client/kvpoolctl/block_grid.h"
 
 #include <stdio.h>
@@ -8,7 +8,10 @@
 
 #include "client/kvpoolctl/text.h"
 
-enum { group_cells = 10, glyph_free = '.', glyph_few = ':', glyph_sealed = '#', glyph_quarantined = '!' };
+enum { group_cells = 10 };
+
+static const char glyph_free = '.', glyph_few = ':', glyph_sealed = '#', glyph_quarantined = '!', glyph_gone = '?',
+                  glyph_more = '+';
 
 static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
@@ -25,7 +28,30 @@ struct tally {
 };
 
 char kvp_ctl_block_letter(size_t owner) {
-  return owner < sizeof letters - 1 ? letters[owner] : '+';
+  if (owner < sizeof letters - 1) {
+    return letters[owner];
+  }
+  return glyph_more;
+}
+
+/* owner: who holds most of the cell, if anybody of the list does. */
+static char tally_glyph(const struct tally *tally, size_t owner) {
+  if (tally->held == 0) {
+    return glyph_free;
+  }
+  if (2 * tally->quarantined > tally->held) {
+    return glyph_quarantined;
+  }
+  if (2 * tally->held < tally->all) {
+    return glyph_few;
+  }
+  if (2 * tally->sealed > tally->held) {
+    return glyph_sealed;
+  }
+  if (owner == SIZE_MAX) {
+    return glyph_gone;
+  }
+  return kvp_ctl_block_letter(owner);
 }
 
 static struct cell tally_finish(struct tally *tally) {
@@ -33,15 +59,8 @@ static struct cell tally_finish(struct tally *tally) {
   for (size_t i = 1; i <= tally->owner_count; i++) {
     most = tally->by_owner[i] > tally->by_owner[most] ? i : most;
   }
-  struct cell cell = {.glyph = glyph_free, .owner = SIZE_MAX};
-  if (tally->held > 0) {
-    cell.owner = most < tally->owner_count ? most : SIZE_MAX;
-    cell.glyph = 2 * tally->quarantined > tally->held ? glyph_quarantined
-                 : 2 * tally->held < tally->all       ? glyph_few
-                 : 2 * tally->sealed > tally->held    ? glyph_sealed
-                 : cell.owner == SIZE_MAX             ? '?'
-                                                      : kvp_ctl_block_letter(most);
-  }
+  struct cell cell = {.owner = tally->held > 0 && most < tally->owner_count ? most : SIZE_MAX};
+  cell.glyph = tally_glyph(tally, cell.owner);
   memset(tally->by_owner, 0, (tally->owner_count + 1) * sizeof tally->by_owner[0]);
   tally->held = tally->sealed = tally->quarantined = tally->all = 0;
   return cell;
@@ -87,14 +106,13 @@ static void cells_fill(struct cell *cells, const kvpool_block_map *map, const st
 }
 
 static const char *cell_color(const struct kvp_ctl *ctl, const struct cell *cell) {
-  switch (cell->glyph) {
-  case glyph_free:
+  if (cell->glyph == glyph_free) {
     return kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_DIM);
-  case glyph_quarantined:
-    return kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BAD);
-  default:
-    return cell->owner == SIZE_MAX ? "" : kvp_ctl_terminal_owner(&ctl->terminal, cell->owner);
   }
+  if (cell->glyph == glyph_quarantined) {
+    return kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BAD);
+  }
+  return cell->owner == SIZE_MAX ? "" : kvp_ctl_terminal_owner(&ctl->terminal, cell->owner);
 }
 
 /* Colour sequences only where the colour changes: a map is read over slow lines too. */
@@ -128,19 +146,20 @@ static void key_print(const struct kvp_ctl *ctl, uint32_t per_cell) {
   const char *dim = kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_DIM);
   const char *reset = kvp_ctl_terminal_reset(&ctl->terminal);
   if (per_cell == 1) {
-    kvp_ctl_print("%sone character a block: . free, letter leased by, # sealed, ! quarantined%s\n", dim, reset);
+    kvp_ctl_print("%sone character a block: . free, a letter: leased by, # sealed, ! quarantined%s\n", dim, reset);
   } else {
-    kvp_ctl_print("%sone character is %s blocks: . all free, : less than half held, letter who holds most of them,\n"
+    kvp_ctl_print("%sone character is %s blocks: . free, : under half held, a letter: mostly by,\n"
                   "# sealed, ! quarantined; look closer with --first-block N --count M%s\n",
                   dim, kvp_ctl_count(per_cell).text, reset);
   }
 }
 
 void kvp_ctl_block_grid_print(const struct kvp_ctl *ctl, const kvpool_block_map *map,
-                                  const struct kvp_ctl_block_summary *summary, uint32_t first, uint32_t end,
-                                  uint32_t rows_max) {
+                              const struct kvp_ctl_block_summary *summary, uint32_t first, uint32_t end,
+                              uint32_t rows_max) {
   int label_width = (int)strlen(kvp_ctl_count(end - 1).text);
   uint32_t groups = (ctl->terminal.width - (uint32_t)label_width - 1) / (group_cells + 1);
+  groups -= groups > 4 ? groups % 2 : 0; /* rows then begin at rounder numbers */
   uint32_t row_cells = groups * group_cells;
   uint32_t blocks = end - first;
   uint32_t per_cell = per_cell_choose(blocks, (uint64_t)row_cells * rows_max);

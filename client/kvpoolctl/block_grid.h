@@ -10,7 +10,7 @@ char kvp_ctl_block_letter(size_t owner);
 
 /* Prints the map of blocks [first, end) and a line that says how to read it. */
 void kvp_ctl_block_grid_print(const struct kvp_ctl *ctl, const kvpool_block_map *map,
-                                  const struct kvp_ctl_block_summary *summary, uint32_t first, uint32_t end,
-                                  uint32_t rows_max);
+                              const struct kvp_ctl_block_summary *summary, uint32_t first, uint32_t end,
+                              uint32_t rows_max);
 
 #endif

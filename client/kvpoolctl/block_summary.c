@@ -25,9 +25,8 @@ static int owner_compare(const void *left, const void *right) {
 size_t kvp_ctl_block_summary_owner(const struct kvp_ctl_block_summary *summary, uint64_t session_id) {
   const struct kvp_ctl_block_owner key = {.session_id = session_id};
   const struct kvp_ctl_block_owner *found =
-      summary->owner_count == 0
-          ? NULL
-          : bsearch(&key, summary->owners, summary->owner_count, sizeof key, owner_compare);
+      summary->owner_count == 0 ? NULL
+                                : bsearch(&key, summary->owners, summary->owner_count, sizeof key, owner_compare);
   return found == NULL ? summary->owner_count : (size_t)(found - summary->owners);
 }
 

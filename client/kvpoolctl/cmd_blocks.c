@@ -15,8 +15,9 @@ enum {
   option_count,
   option_rows,
   rows_max = 1000,
-  rows_default = 16, /* where there is no terminal to fill */
-  lines_around = 9,  /* of the screen: heading, key, prompt */
+  rows_default = 20, /* where there is no terminal to fill */
+  rows_least = 12,
+  lines_around = 8, /* of the screen: heading, key, prompt */
 };
 
 struct blocks_arguments {
@@ -132,44 +133,69 @@ static void heading_print(const struct kvp_ctl *ctl, const kvpool_pool *pool,
   kvp_ctl_print("\n\n");
 }
 
-/* "a 12 vllm-0  412" in as many columns as fit. */
-static void legend_print(const struct kvp_ctl *ctl, const struct kvp_ctl_block_summary *summary) {
-  int id_width = 1;
-  int name_width = 1;
-  int count_width = 1;
+/* "a #12 vllm-0  412" in as many columns as fit. */
+struct legend {
+  int id_width;
+  int name_width;
+  int count_width;
+  size_t rows;
+};
+
+static void legend_init(struct legend *legend, const struct kvp_ctl *ctl,
+                        const struct kvp_ctl_block_summary *summary) {
+  enum { gaps = 6, between = 3 };
+  *legend = (struct legend){.id_width = 1, .name_width = 1, .count_width = 1};
   for (size_t i = 0; i < summary->owner_count; i++) {
     int id = snprintf(NULL, 0, "%llu", (unsigned long long)summary->owners[i].session_id);
     int name = (int)strlen(summary->owners[i].name);
     int count = (int)strlen(kvp_ctl_count(summary->owners[i].blocks).text);
-    id_width = id > id_width ? id : id_width;
-    name_width = name > name_width ? name : name_width;
-    count_width = count > count_width ? count : count_width;
+    legend->id_width = id > legend->id_width ? id : legend->id_width;
+    legend->name_width = name > legend->name_width ? name : legend->name_width;
+    legend->count_width = count > legend->count_width ? count : legend->count_width;
   }
-  enum { gaps = 6, between = 3 };
-  size_t entry = (size_t)(id_width + name_width + count_width + gaps);
+  size_t entry = (size_t)legend->id_width + (size_t)legend->name_width + (size_t)legend->count_width + gaps;
   size_t columns = (ctl->terminal.width + between) / (entry + between);
   columns = columns == 0 ? 1 : columns;
-  size_t rows = (summary->owner_count + columns - 1) / columns;
-  for (size_t row = 0; row < rows; row++) {
-    for (size_t i = row; i < summary->owner_count; i += rows) {
+  legend->rows = (summary->owner_count + columns - 1) / columns;
+}
+
+static void legend_print(const struct kvp_ctl *ctl, const struct kvp_ctl_block_summary *summary,
+                         const struct legend *legend) {
+  for (size_t row = 0; row < legend->rows; row++) {
+    for (size_t i = row; i < summary->owner_count; i += legend->rows) {
       const struct kvp_ctl_block_owner *owner = &summary->owners[i];
       kvp_ctl_print("%s%s%c%s #%-*llu %-*s  %*s", i == row ? "" : "   ", kvp_ctl_terminal_owner(&ctl->terminal, i),
-                    kvp_ctl_block_letter(i), kvp_ctl_terminal_reset(&ctl->terminal), id_width,
-                    (unsigned long long)owner->session_id, name_width, owner->name, count_width,
+                    kvp_ctl_block_letter(i), kvp_ctl_terminal_reset(&ctl->terminal), legend->id_width,
+                    (unsigned long long)owner->session_id, legend->name_width, owner->name, legend->count_width,
                     kvp_ctl_count(owner->blocks).text);
     }
     kvp_ctl_print("\n");
   }
 }
 
-static uint32_t rows_of(const struct kvp_ctl *ctl, const struct blocks_arguments *arguments) {
+/* Of the map: what the screen has beside the rest, so that all of it is seen at once. */
+static uint32_t rows_of(const struct kvp_ctl *ctl, const struct blocks_arguments *arguments, size_t legend_rows) {
   if (arguments->rows > 0) {
     return (uint32_t)arguments->rows;
   }
   if (!ctl->terminal.is_tty) {
     return rows_default;
   }
-  return ctl->terminal.height > 2 * lines_around ? ctl->terminal.height - lines_around : (uint32_t)lines_around;
+  size_t rest = legend_rows + lines_around;
+  return ctl->terminal.height > rest + rows_least ? ctl->terminal.height - (uint32_t)rest : (uint32_t)rows_least;
+}
+
+static void blocks_print(const struct kvp_ctl *ctl, const struct blocks_arguments *arguments, const kvpool_pool *pool,
+                         const kvpool_block_map *map, const struct kvp_ctl_block_summary *summary, uint32_t first,
+                         uint32_t end) {
+  struct legend legend;
+  legend_init(&legend, ctl, summary);
+  heading_print(ctl, pool, summary, first, end);
+  kvp_ctl_block_grid_print(ctl, map, summary, first, end, rows_of(ctl, arguments, legend.rows));
+  if (summary->owner_count > 0) {
+    kvp_ctl_print("\n");
+    legend_print(ctl, summary, &legend);
+  }
 }
 
 static int blocks_show(const struct kvp_ctl *ctl, const struct blocks_arguments *arguments, const kvpool_pool *pool) {
@@ -196,12 +222,7 @@ static int blocks_show(const struct kvp_ctl *ctl, const struct blocks_arguments 
   if (ctl->json) {
     blocks_json(ctl, pool, map, &summary, first, end);
   } else {
-    heading_print(ctl, pool, &summary, first, end);
-    kvp_ctl_block_grid_print(ctl, map, &summary, first, end, rows_of(ctl, arguments));
-    if (summary.owner_count > 0) {
-      kvp_ctl_print("\n");
-      legend_print(ctl, &summary);
-    }
+    blocks_print(ctl, arguments, pool, map, &summary, first, end);
   }
   kvp_ctl_block_summary_deinit(&summary);
   kvpool_session_list_destroy(sessions);

@@ -1,4 +1,5 @@
 /* get: records, decoded or as they are, into a file. An operator's look at any block: nothing is leased for it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +18,6 @@ enum {
   option_blocks,
   option_as,
   option_device,
-  records_per_call = 1024,         /* what InspectRecords takes */
-  answer_bytes_per_call = 2 << 20, /* half of what it may answer */
 };
 
 enum get_form { GET_DEFAULT, GET_BF16, GET_FLOAT32, GET_FLOAT16, GET_RECORD, GET_MEMORY };
@@ -118,9 +117,7 @@ static int records_get(struct get *get, const int32_t *slots, size_t count) {
 
 static int slots_get(struct get *get, const struct kvp_ctl_list *slots) {
   const kvpool_region_info *region = get->target.region;
-  size_t record_bytes = region->bytes_per_token + 4 * ((size_t)get->target.elements + region->scale_bytes);
-  size_t piece_max = answer_bytes_per_call / record_bytes;
-  piece_max = piece_max > records_per_call ? records_per_call : piece_max == 0 ? 1 : piece_max;
+  size_t piece_max = kvp_ctl_target_records_per_call(&get->target);
   struct kvp_ctl_progress progress;
   kvp_ctl_progress_init(&progress, "reading", slots->count * (uint64_t)region->bytes_per_token, get->ctl->json);
   int exit_status = KVP_CTL_OK;
@@ -215,8 +212,9 @@ static int get_rows(struct get *get) {
   for (size_t i = 0; i < arguments->blocks.count && exit_status == KVP_CTL_OK; i++) {
     uint32_t block = (uint32_t)arguments->blocks.items[i];
     if (block >= kvpool_pool_num_blocks(get->target.pool)) {
-      exit_status = kvp_ctl_refuse(get->ctl, NULL, "pool %s has %u blocks, there is no block %u",
-                                   kvpool_pool_name(get->target.pool), kvpool_pool_num_blocks(get->target.pool), block);
+      exit_status =
+          kvp_ctl_refuse(get->ctl, NULL, "pool %s has %u blocks, there is no block %u",
+                         kvpool_pool_name(get->target.pool), kvpool_pool_num_blocks(get->target.pool), block);
     }
     for (uint32_t token = 0; exit_status == KVP_CTL_OK && !is_memory && token < per_block; token++) {
       kvp_ctl_list_append(&slots, (int32_t)(block * per_block + token));
@@ -229,6 +227,8 @@ static int get_rows(struct get *get) {
     exit_status = exit_status == KVP_CTL_OK ? kvp_ctl_rows_file_finish(get->ctl, &get->file) : exit_status;
     if (exit_status == KVP_CTL_OK) {
       result_tell(get, rows);
+    } else if (exit_status == KVP_CTL_INTERRUPTED) {
+      (void)fprintf(stderr, "kvpoolctl: interrupted; %s is not written\n", arguments->file);
     }
     kvp_ctl_rows_file_close(&get->file);
   }
@@ -275,13 +275,14 @@ const struct kvp_ctl_command kvp_ctl_get = {
     .name = "get",
     .summary = "read records into a file, whoever they belong to",
     .synopsis = "POOL/REGION[:LAYER] FILE",
-    .details = "Reading contents is an operator's right (root, and the daemon's own user); nothing is leased, and "
-               "the owner may be writing meanwhile. Values are what dump shows: code times scale. FILE is .npy when its "
-               "name ends so, else raw.\n\n"
-               "Examples:\n"
-               "  kvpoolctl get main/kv:0 rows.npy --slots 0-99\n"
-               "  kvpoolctl get main/kv:0 rows.bf16 --blocks 7,12\n"
-               "  kvpoolctl get main/index block7.bin --blocks 7 --as memory",
+    .details =
+        "Reading contents is an operator's right (root, and the daemon's own user); nothing is leased, and "
+        "the owner may be writing meanwhile. Values are what dump shows: code times scale. FILE is .npy when its "
+        "name ends so, else raw.\n\n"
+        "Examples:\n"
+        "  kvpoolctl get main/kv:0 rows.npy --slots 0-99\n"
+        "  kvpoolctl get main/kv:0 rows.bf16 --blocks 7,12\n"
+        "  kvpoolctl get main/index block7.bin --blocks 7 --as memory",
     .options = options,
     .take = take,
     .run = get_run,

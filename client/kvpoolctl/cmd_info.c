@@ -79,9 +79,8 @@ static void info_json(const struct kvp_ctl *ctl, const kvpool_server_info *info)
  */
 
 static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
-  static const char *const columns[] = {"DEVICE",   "STATE",     ">MEMORY USED", "",           ">OF",
-                                        ">POOLS",   ">BUFFERS",  ">STEPS DONE",  ">IN FLIGHT", ">EXECUTOR",
-                                        ">RESTARTS"};
+  static const char *const columns[] = {"DEVICE",    "STATE",  ">MEMORY USED", "",           ">OF",      ">POOLS",
+                                        "?>BUFFERS", ">STEPS", "?>IN FLIGHT",  "?>EXECUTOR", ">RESTARTS"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
@@ -110,7 +109,7 @@ static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *i
 }
 
 static void formats_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
-  static const char *const columns[] = {"FORMAT", "STORED", "SCALES", ">RECORD", ">BF16 ROW", "LOAD GIVES", "~NOTE"};
+  static const char *const columns[] = {"FORMAT", "STORED", "SCALES", ">RECORD", "?>BF16 ROW", "LOAD GIVES", "~NOTE"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_server_info_format_count(info); i++) {
     const kvpool_format_info *format = kvpool_server_info_format(info, i);
@@ -128,7 +127,7 @@ static void formats_print(const struct kvp_ctl *ctl, const kvpool_server_info *i
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u B", format->bytes_per_token);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u B", format->row_bytes);
     if (format->loaded_scale_bytes > 0) {
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "codes %u B + scales %u B", format->loaded_row_bytes,
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "codes %u + %u B", format->loaded_row_bytes,
                          format->loaded_scale_bytes);
     } else {
       kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "bf16 row");

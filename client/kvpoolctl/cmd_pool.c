@@ -6,7 +6,7 @@
 enum { option_force = 'f' };
 
 struct pool_arguments {
-  const char *name;
+  char *name;
   bool force;
 };
 
@@ -44,7 +44,7 @@ static int pool_open(struct kvp_ctl *ctl, const struct kvp_ctl_command *command,
   }
   kvpool_error error;
   return kvpool_pool_open(ctl->client, arguments->name, out, &error) == KVPOOL_OK ? KVP_CTL_OK
-                                                                                 : kvp_ctl_fail(ctl, &error);
+                                                                                  : kvp_ctl_fail(ctl, &error);
 }
 
 static int describe_run(struct kvp_ctl *ctl, int argc, char **argv) {

@@ -23,13 +23,18 @@ struct create_arguments {
 };
 
 static const struct argp_option options[] = {
-    {"kind", option_kind, "KIND", 0, "paged (default): a block holds consecutive tokens; ring: a block is one sequence's "
-     "sliding window", 0},
+    {"kind", option_kind, "KIND", 0,
+     "paged (default): a block holds consecutive tokens; ring: a block is one sequence's "
+     "sliding window",
+     0},
     {"block-size", option_block_size, "TOKENS", 0, "Tokens of the sequence that a block covers", 0},
     {"blocks", option_blocks, "COUNT", 0, "How many blocks", 0},
-    {"placement", option_placement, "DEVICE", 0, "A device that holds the pool; several are allowed; default: the first", 0},
-    {"region", option_region, "SPEC", 0, "name=NAME,format=FORMAT[,layers=1][,ratio=1][,width=W][,note=TEXT]; several are "
-     "allowed, at least one is needed. width: of bf16 only", 0},
+    {"placement", option_placement, "DEVICE", 0,
+     "A device that holds the pool; several are allowed; default: the first", 0},
+    {"region", option_region, "SPEC", 0,
+     "name=N,format=F and any of layers=1, ratio=1, width=W (of bf16 only), note=TEXT, in one word; several are "
+     "allowed, one is needed",
+     0},
     {0},
 };
 

@@ -20,6 +20,7 @@ static const struct argp_option options[] = {
     {0},
 };
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type is that of every command's. */
 static error_t take(int key, char *value, void *arguments, const struct argp_state *state) {
   struct pools_arguments *pools = arguments;
   (void)value;
@@ -68,8 +69,8 @@ static void pool_row(const struct kvp_ctl *ctl, struct kvp_ctl_table *table, con
 }
 
 static void pools_print(const struct kvp_ctl *ctl, const kvpool_pool_list *list) {
-  static const char *const columns[] = {"POOL",    "KIND",         ">BLOCKS",     ">USED",     "",        ">FREE",
-                                        ">LEASED", ">QUARANTINED", ">BLOCK SIZE", ">REGIONS", ">MEMORY", "~PLACEMENTS"};
+  static const char *const columns[] = {"POOL",     "KIND",          ">BLOCKS",      ">USED",     "",        ">FREE",
+                                        "?>LEASED", "?>QUARANTINED", "?>BLOCK SIZE", "?>REGIONS", ">MEMORY", "~ON"};
   if (kvpool_pool_list_count(list) == 0) {
     kvp_ctl_print("no pools; make one with `kvpoolctl pool create`\n");
     return;
@@ -122,12 +123,13 @@ static int pools_run(struct kvp_ctl *ctl, int argc, char **argv) {
 const struct kvp_ctl_command kvp_ctl_pools = {
     .name = "pools",
     .summary = "all pools, how full they are",
-    .details = "USED counts blocks that are not free: leased, and quarantined (freed, but steps accepted before still "
-               "use them).\n\n"
-               "Examples:\n"
-               "  kvpoolctl pools\n"
-               "  kvpoolctl pools --names --regions\n"
-               "  kvpoolctl pools --json | jq '.pools[] | {name, free_blocks}'",
+    .details =
+        "USED counts blocks that are not free: leased, and quarantined (freed, but steps accepted before still "
+        "use them).\n\n"
+        "Examples:\n"
+        "  kvpoolctl pools\n"
+        "  kvpoolctl pools --names --regions\n"
+        "  kvpoolctl pools --json | jq '.pools[] | {name, free_blocks}'",
     .options = options,
     .take = take,
     .run = pools_run,

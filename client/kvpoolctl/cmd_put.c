@@ -110,8 +110,8 @@ static int blocks_lease(struct put *put) {
     status = kvpool_blocks_allocate(put->session, put->target.pool, put->block_count, put->blocks, &error);
   }
   if (status == KVPOOL_OK) {
-    status = kvpool_plan_slot_mapping(put->blocks, put->block_count, per_block, 0, (int64_t)put->file.rows, put->slots,
-                                      &error);
+    status = kvpool_plan_slot_mapping(put->blocks, put->block_count, per_block, 0, (int64_t)put->file.rows,
+                                      put->slots, &error);
   }
   return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail(put->ctl, &error);
 }
@@ -136,6 +136,9 @@ static int rows_store(struct put *put) {
     kvpool_op_report report;
     kvpool_error error;
     if (kvp_ctl_interrupted()) {
+      kvp_ctl_progress_end(&progress);
+      (void)fprintf(stderr, "kvpoolctl: interrupted after %llu rows; the blocks are free again\n",
+                    (unsigned long long)done);
       exit_status = KVP_CTL_INTERRUPTED;
       break;
     }
@@ -188,19 +191,21 @@ static void result_print(const struct put *put) {
   kvp_ctl_print("session  %llu\nblocks   %s\nslots    %s\n", (unsigned long long)kvpool_session_id(put->session),
                 blocks, slots);
   if (put->report.rows_nonfinite > 0) {
-    kvp_ctl_print("%s%s rows hold NaN or Inf%s\n", kvp_ctl_terminal_role(terminal, KVP_CTL_WARN),
-                  kvp_ctl_count(put->report.rows_nonfinite).text, kvp_ctl_terminal_reset(terminal));
+    kvp_ctl_print("%s%s row%s with NaN or Inf%s\n", kvp_ctl_terminal_role(terminal, KVP_CTL_WARN),
+                  kvp_ctl_count(put->report.rows_nonfinite).text, kvp_ctl_plural(put->report.rows_nonfinite),
+                  kvp_ctl_terminal_reset(terminal));
   }
   if (put->report.groups_saturated > 0) {
-    kvp_ctl_print("%s%s groups are saturated: larger than the format reaches%s\n",
+    kvp_ctl_print("%s%s group%s saturated: values larger than the format reaches%s\n",
                   kvp_ctl_terminal_role(terminal, KVP_CTL_WARN), kvp_ctl_count(put->report.groups_saturated).text,
-                  kvp_ctl_terminal_reset(terminal));
+                  kvp_ctl_plural(put->report.groups_saturated), kvp_ctl_terminal_reset(terminal));
   }
   if (put->arguments->hold) {
     kvp_ctl_print("held until Ctrl-C ends this session\n");
   } else {
-    kvp_ctl_print("The session ends with this command, so its blocks are free again: an operator's get and dump show\n"
-                  "these records until somebody else's store replaces them. --hold keeps the blocks.\n");
+    kvp_ctl_print(
+        "The session ends with this command, so its blocks are free again: an operator's get and dump show\n"
+        "these records until somebody else's store replaces them. --hold keeps the blocks.\n");
   }
   free(blocks);
   free(slots);
@@ -280,13 +285,14 @@ const struct kvp_ctl_command kvp_ctl_put = {
     .name = "put",
     .summary = "store the rows of a file in blocks leased for them",
     .synopsis = "POOL/REGION[:LAYER] FILE",
-    .details = "FILE holds raw BF16 rows, or is .npy of float32, float16 or uint16 (the bits of BF16); leading dimensions "
-               "are rows. Row i goes to the i-th slot of the leased blocks. Blocks belong to a session, which lives as "
-               "long as this command: use --hold to keep them.\n\n"
-               "Examples:\n"
-               "  kvpoolctl put main/kv:0 latents.npy --hold\n"
-               "  kvpoolctl put main/index keys.bf16 --first-block 128\n"
-               "  kvpoolctl put main/kv latents.npy --json | jq -r .slots",
+    .details =
+        "FILE holds raw BF16 rows, or is .npy of float32, float16 or uint16 (the bits of BF16); leading dimensions "
+        "are rows. Row i goes to the i-th slot of the leased blocks. Blocks belong to a session, which lives as "
+        "long as this command: use --hold to keep them.\n\n"
+        "Examples:\n"
+        "  kvpoolctl put main/kv:0 latents.npy --hold\n"
+        "  kvpoolctl put main/index keys.bf16 --first-block 128\n"
+        "  kvpoolctl put main/kv latents.npy --json | jq -r .slots",
     .options = options,
     .take = take,
     .run = put_run,

@@ -41,8 +41,8 @@ static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *
 }
 
 static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list *list) {
-  static const char *const columns[] = {">ID",     "~NAME",     "~NAMESPACE", ">PID",        ">UID",       ">AGE",
-                                        ">BLOCKS", ">BUFFERS", ">QUEUES",    ">STEPS DONE", ">IN FLIGHT", ">REFUSED"};
+  static const char *const columns[] = {">ID",     "NAME",     "?NAMESPACE", ">PID",   "?>UID",       ">AGE",
+                                        ">BLOCKS", ">BUFFERS", "?>QUEUES",   ">STEPS", "?>IN FLIGHT", ">REFUSED"};
   size_t count = kvpool_session_list_count(list);
   if (count == 0) {
     kvp_ctl_print("no sessions\n");
@@ -95,10 +95,11 @@ static int sessions_run(struct kvp_ctl *ctl, int argc, char **argv) {
 const struct kvp_ctl_command kvp_ctl_sessions = {
     .name = "sessions",
     .summary = "who is connected, and the blocks, buffers and steps of each",
-    .details = "PID and UID are those of the process at the other end of the socket. BLOCKS counts all pools; `kvpoolctl "
-               "blocks POOL` shows where they lie.\n\n"
-               "Examples:\n"
-               "  kvpoolctl sessions\n"
-               "  kvpoolctl sessions --json | jq '.sessions | max_by(.blocks)'",
+    .details =
+        "PID and UID are those of the process at the other end of the socket. BLOCKS counts all pools; `kvpoolctl "
+        "blocks POOL` shows where they lie.\n\n"
+        "Examples:\n"
+        "  kvpoolctl sessions\n"
+        "  kvpoolctl sessions --json | jq '.sessions | max_by(.blocks)'",
     .run = sessions_run,
 };

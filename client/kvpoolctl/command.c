@@ -70,14 +70,20 @@ static error_t take(int key, char *value, struct argp_state *state) {
   return result;
 }
 
+/* Without argp's note about short options: ours take their values the same way. */
+static char *help_filter(int key, const char *text, void *input) {
+  (void)input;
+  return key == ARGP_KEY_HELP_DUP_ARGS_NOTE ? NULL : (char *)text;
+}
+
 static void help_print(const struct argp *argp, const struct kvp_ctl_command *command) {
   char name[name_bytes_max];
   (void)snprintf(name, sizeof name, "kvpoolctl %s", command->name);
   argp_help(argp, stdout, ARGP_HELP_SHORT_USAGE | ARGP_HELP_LONG | ARGP_HELP_DOC, name);
 }
 
-bool kvp_ctl_parse(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
-                   void *arguments, int *exit_status) {
+bool kvp_ctl_parse(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv, void *arguments,
+                   int *exit_status) {
   static const struct argp_child children[] = {{&kvp_ctl_global, 0, "Everywhere:", 100}, {0}};
   struct parse parse = {.command = command, .arguments = arguments, .global = {.ctl = ctl}};
   char *doc = NULL;
@@ -88,7 +94,8 @@ bool kvp_ctl_parse(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, i
                             .parser = take,
                             .args_doc = command->synopsis,
                             .doc = doc,
-                            .children = children};
+                            .children = children,
+                            .help_filter = help_filter};
   error_t failed = argp_parse(&argp, argc, argv, ARGP_NO_HELP | ARGP_NO_EXIT | ARGP_NO_ERRS, NULL, &parse);
   *exit_status = failed != 0 ? KVP_CTL_USAGE : KVP_CTL_OK;
   if (parse.global.help) {

@@ -9,8 +9,8 @@
 struct kvp_ctl_command {
   const char *name; /* one word, or two: "pool create" */
   const char *summary;
-  const char *synopsis; /* "NAME [NAME...]"; NULL: takes no arguments */
-  const char *details;  /* what --help says below the options: meaning, then examples */
+  const char *synopsis;              /* "NAME [NAME...]"; NULL: takes no arguments */
+  const char *details;               /* what --help says below the options: meaning, then examples */
   const struct argp_option *options; /* NULL: none of its own */
   /* An option, or an argument (ARGP_KEY_ARG). ARGP_ERR_UNKNOWN: not mine; another error: kvp_ctl_usage has told. */
   error_t (*take)(int key, char *value, void *arguments, const struct argp_state *state);
@@ -18,9 +18,9 @@ struct kvp_ctl_command {
 };
 
 extern const struct kvp_ctl_command kvp_ctl_info, kvp_ctl_pools, kvp_ctl_pool_create, kvp_ctl_pool_describe,
-    kvp_ctl_pool_delete, kvp_ctl_sessions, kvp_ctl_blocks, kvp_ctl_put, kvp_ctl_get, kvp_ctl_dump,
-    kvp_ctl_plan_range, kvp_ctl_plan_slots, kvp_ctl_plan_new, kvp_ctl_plan_compressed, kvp_ctl_plan_visible,
-    kvp_ctl_walkthrough, kvp_ctl_version;
+    kvp_ctl_pool_delete, kvp_ctl_sessions, kvp_ctl_blocks, kvp_ctl_put, kvp_ctl_get, kvp_ctl_dump, kvp_ctl_plan_range,
+    kvp_ctl_plan_slots, kvp_ctl_plan_new, kvp_ctl_plan_compressed, kvp_ctl_plan_visible, kvp_ctl_walkthrough,
+    kvp_ctl_version;
 
 /* The global options of main, which every command takes as well. */
 extern const struct argp kvp_ctl_global;
@@ -32,8 +32,8 @@ struct kvp_ctl_global_input {
 };
 
 /* Reads the command line into `arguments`. False: leave with *exit_status, all is told. */
-bool kvp_ctl_parse(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
-                   void *arguments, int *exit_status);
+bool kvp_ctl_parse(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv, void *arguments,
+                   int *exit_status);
 
 /* Tells what is wrong with the command line; KVP_CTL_USAGE. */
 int kvp_ctl_usage(const struct kvp_ctl_command *command, const char *format, ...)

@@ -11,10 +11,14 @@
 enum { option_socket = 's', option_help = 'h', option_timeout = 0x100, option_json, option_version };
 
 static const struct kvp_ctl_command *const commands[] = {
-    &kvp_ctl_info,         &kvp_ctl_pools,        &kvp_ctl_pool_create,     &kvp_ctl_pool_describe,
-    &kvp_ctl_pool_delete,  &kvp_ctl_sessions,     &kvp_ctl_blocks,          &kvp_ctl_put,
-    &kvp_ctl_get,          &kvp_ctl_dump,         &kvp_ctl_plan_range,      &kvp_ctl_plan_slots,
-    &kvp_ctl_plan_new,     &kvp_ctl_plan_compressed, &kvp_ctl_plan_visible, &kvp_ctl_walkthrough,
+    &kvp_ctl_info,         &kvp_ctl_pools,
+    &kvp_ctl_pool_create,  &kvp_ctl_pool_describe,
+    &kvp_ctl_pool_delete,  &kvp_ctl_sessions,
+    &kvp_ctl_blocks,       &kvp_ctl_put,
+    &kvp_ctl_get,          &kvp_ctl_dump,
+    &kvp_ctl_plan_range,   &kvp_ctl_plan_slots,
+    &kvp_ctl_plan_new,     &kvp_ctl_plan_compressed,
+    &kvp_ctl_plan_visible, &kvp_ctl_walkthrough,
     &kvp_ctl_version,
 };
 
@@ -24,10 +28,10 @@ enum { command_count = sizeof commands / sizeof commands[0], timeout_ms_max = 36
  */
 
 static const struct argp_option global_options[] = {
-    {"socket", option_socket, "PATH", 0, "The daemon's socket; default: $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock",
-     0},
+    {"socket", option_socket, "PATH", 0,
+     "The daemon's socket; default: $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock", 0},
     {"timeout", option_timeout, "MS", 0, "Of every call to the daemon; default: 10000", 0},
-    {"json", option_json, NULL, 0, "One JSON document on standard output, errors included", 0},
+    {"json", option_json, NULL, 0, "One JSON document on standard output, refusals and failures included", 0},
     {"help", option_help, NULL, 0, "This text", 0},
     {0},
 };
@@ -75,6 +79,7 @@ static const struct argp_option line_options[] = {
     {0},
 };
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type is argp's. */
 static error_t line_take(int key, char *value, struct argp_state *state) {
   struct line *line = state->input;
   (void)value;
@@ -107,14 +112,15 @@ static void help_print(void) {
   for (size_t i = 0; i < command_count; i++) {
     kvp_ctl_print("  %-16s %s\n", commands[i]->name, commands[i]->summary);
   }
-  kvp_ctl_print("\n`kvpoolctl COMMAND --help` has the options and examples of each. Everywhere:\n\n"
-                "  -s, --socket=PATH  the daemon's socket; default $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock\n"
-                "      --timeout=MS   of every call to the daemon; default 10000\n"
-                "      --json         one JSON document on standard output, errors included\n"
-                "  -h, --help\n"
-                "      --version\n\n"
-                "Exit status: 0 done; 1 refused or failed; 2 wrong command line; 3 no daemon answers; 4 a check failed.\n"
-                "Environment: KVPOOLD_SOCKET, COLUMNS, NO_COLOR.\n");
+  kvp_ctl_print(
+      "\n`kvpoolctl COMMAND --help` has the options and examples of each. Everywhere:\n\n"
+      "  -s, --socket=PATH  the daemon's socket; default $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock\n"
+      "      --timeout=MS   of every call to the daemon; default 10000\n"
+      "      --json         one JSON document on standard output, refusals and failures included\n"
+      "  -h, --help\n"
+      "      --version\n\n"
+      "Exit status: 0 done; 1 refused or failed; 2 wrong command line; 3 no daemon answers; 4 a check failed.\n"
+      "Environment: KVPOOLD_SOCKET, COLUMNS, NO_COLOR.\n");
 }
 
 /* The command that one or two words name; *used: how many. */

@@ -16,7 +16,8 @@ struct kvp_ctl_npy {
   size_t dims;
 };
 
-/* From the start of a file that begins with the magic; leaves it at the data. False, with a reason, when it is none. */
+/* From the start of a file that begins with the magic; leaves it at the data. False, with a reason, when it is none.
+ */
 bool kvp_ctl_npy_read(FILE *file, struct kvp_ctl_npy *out, char *reason, size_t reason_bytes);
 /* True when the file begins with .npy's magic; leaves it at the start. */
 bool kvp_ctl_npy_is(FILE *file);

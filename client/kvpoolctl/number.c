@@ -82,9 +82,9 @@ char *kvp_ctl_list_text(const int32_t *items, size_t count) {
     while (last + 1 < count && items[last] < INT32_MAX && items[last + 1] == items[last] + 1) {
       last++;
     }
-    int length = last == i ? snprintf(text + used, piece_bytes_max, "%s%d", pieces > 0 ? "," : "", items[i])
-                           : snprintf(text + used, piece_bytes_max, "%s%d-%d", pieces > 0 ? "," : "", items[i],
-                                      items[last]);
+    int length =
+        last == i ? snprintf(text + used, piece_bytes_max, "%s%d", pieces > 0 ? "," : "", items[i])
+                  : snprintf(text + used, piece_bytes_max, "%s%d-%d", pieces > 0 ? "," : "", items[i], items[last]);
     used += (size_t)length;
     i = last + 1;
   }

@@ -36,6 +36,9 @@ uint16_t kvp_ctl_half_from_float(float value) {
   if (magnitude >= 65520.0F) { /* halfway to 2^16: rounds up, out of range */
     return sign | half_infinity;
   }
+  if (magnitude == 0) {
+    return sign;
+  }
   int exponent = 0;
   (void)frexpf(magnitude, &exponent);
   /* One unit of the last place is 2^step; 1024 units and more are normal numbers. A round up into the next binade

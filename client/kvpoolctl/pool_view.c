@@ -68,8 +68,8 @@ json_t *kvp_ctl_pool_json(const kvpool_pool *pool) {
 }
 
 static void regions_print(const struct kvp_ctl *ctl, const kvpool_pool *pool) {
-  static const char *const columns[] = {"REGION",  "FORMAT",        ">LAYERS", ">RATIO",  ">TOKENS/BLOCK",
-                                        ">RECORD", ">BLOCK STRIDE", ">LAYER",  ">REGION", "~NOTE"};
+  static const char *const columns[] = {"REGION",  "FORMAT",         ">LAYERS",   "?>RATIO", ">TOKENS/BLOCK",
+                                        ">RECORD", "?>BLOCK STRIDE", "?>A LAYER", ">ALL",    "~NOTE"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_pool_region_count(pool); i++) {
     const kvpool_region_info *region = kvpool_pool_region(pool, i);
@@ -90,12 +90,13 @@ static void regions_print(const struct kvp_ctl *ctl, const kvpool_pool *pool) {
 
 void kvp_ctl_pool_print(const struct kvp_ctl *ctl, const kvpool_pool *pool) {
   char *placements = kvp_ctl_pool_placements(pool);
-  kvp_ctl_print("%s%s%s (id %llu): %s pool of %s blocks, %u tokens each, %s on each of %s\n",
-                kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD), kvpool_pool_name(pool),
-                kvp_ctl_terminal_reset(&ctl->terminal), (unsigned long long)kvpool_pool_id(pool),
-                kvp_ctl_pool_kind_name(kvpool_pool_get_kind(pool)), kvp_ctl_count(kvpool_pool_num_blocks(pool)).text,
-                kvpool_pool_block_size(pool), kvp_ctl_bytes(kvpool_pool_bytes_per_placement(pool)).text, placements);
-  kvp_ctl_print("blocks: %s free, %s leased, %s quarantined\n\n", kvp_ctl_count(kvpool_pool_free_blocks(pool)).text,
+  kvp_ctl_print("%s%s%s (id %llu), a %s pool on %s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD),
+                kvpool_pool_name(pool), kvp_ctl_terminal_reset(&ctl->terminal),
+                (unsigned long long)kvpool_pool_id(pool), kvp_ctl_pool_kind_name(kvpool_pool_get_kind(pool)),
+                placements);
+  kvp_ctl_print("%s blocks of %u tokens, %s on each device\n", kvp_ctl_count(kvpool_pool_num_blocks(pool)).text,
+                kvpool_pool_block_size(pool), kvp_ctl_bytes(kvpool_pool_bytes_per_placement(pool)).text);
+  kvp_ctl_print("%s free, %s leased, %s quarantined\n\n", kvp_ctl_count(kvpool_pool_free_blocks(pool)).text,
                 kvp_ctl_count(kvpool_pool_leased_blocks(pool)).text,
                 kvp_ctl_count(kvpool_pool_quarantined_blocks(pool)).text);
   regions_print(ctl, pool);

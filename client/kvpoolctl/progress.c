@@ -2,6 +2,7 @@
 #include "client/kvpoolctl/progress.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
@@ -19,7 +20,8 @@ static uint64_t now_ns(void) {
 
 void kvp_ctl_progress_init(struct kvp_ctl_progress *progress, const char *what, uint64_t total_bytes, bool quiet) {
   *progress = (struct kvp_ctl_progress){.what = what, .total_bytes = total_bytes, .started_ns = now_ns()};
-  progress->is_shown = !quiet && isatty(STDERR_FILENO) == 1;
+  const char *term = getenv("TERM");
+  progress->is_shown = !quiet && isatty(STDERR_FILENO) == 1 && term != NULL && strcmp(term, "dumb") != 0;
   struct winsize size = {0};
   (void)ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
   progress->width = size.ws_col > 0 ? size.ws_col : (uint32_t)width_default;

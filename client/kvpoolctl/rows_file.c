@@ -103,16 +103,18 @@ int kvp_ctl_rows_file_open(const struct kvp_ctl *ctl, const char *path, uint32_t
     kvp_ctl_rows_file_close(&file);
     return exit_status;
   }
+  uint64_t row_bytes = 2 * (uint64_t)elements;
   int exit_status = KVP_CTL_OK;
   if (!S_ISREG(status.st_mode)) {
     exit_status = kvp_ctl_refuse(ctl, NULL, "%s is not a regular file", path);
   } else if (kvp_ctl_npy_is(file.stream)) {
     exit_status = npy_open(ctl, &file);
   } else {
-    file.rows = (uint64_t)status.st_size / (2U * elements);
-    if ((uint64_t)status.st_size % (2U * elements) != 0) {
-      exit_status = kvp_ctl_refuse(ctl, types_hint, "%s: %lld bytes are not a whole number of BF16 rows of %u bytes",
-                                   path, (long long)status.st_size, 2U * elements);
+    file.rows = (uint64_t)status.st_size / row_bytes;
+    if ((uint64_t)status.st_size % row_bytes != 0) {
+      exit_status =
+          kvp_ctl_refuse(ctl, types_hint, "%s: %lld bytes are not a whole number of BF16 rows of %llu bytes", path,
+                         (long long)status.st_size, (unsigned long long)row_bytes);
     }
   }
   if (exit_status == KVP_CTL_OK && file.rows == 0) {
@@ -173,7 +175,8 @@ int kvp_ctl_rows_file_create(const struct kvp_ctl *ctl, const char *path, enum k
   (void)umask(mask);
   (void)fchmod(fd, 0666 & ~mask);
   file.stream = fdopen(fd, "wb");
-  if (file.stream == NULL || (ends_with(path, ".npy") && !kvp_ctl_npy_write(file.stream, descr[type], rows, elements))) {
+  if (file.stream == NULL ||
+      (ends_with(path, ".npy") && !kvp_ctl_npy_write(file.stream, descr[type], rows, elements))) {
     int exit_status = kvp_ctl_refuse(ctl, NULL, "%s can't be written: %s", path, strerror(errno));
     kvp_ctl_rows_file_close(&file);
     return exit_status;
@@ -198,8 +201,8 @@ int kvp_ctl_rows_file_write(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file 
   }
   uint8_t *to = scratch(file, 2 * numbers);
   for (size_t i = 0; i < numbers; i++) {
-    uint16_t half = file->type == KVP_CTL_ROW_FLOAT16 ? kvp_ctl_half_from_float(values[i])
-                                                      : kvp_ctl_bf16_from_float(values[i]);
+    uint16_t half =
+        file->type == KVP_CTL_ROW_FLOAT16 ? kvp_ctl_half_from_float(values[i]) : kvp_ctl_bf16_from_float(values[i]);
     memcpy(to + 2 * i, &half, sizeof half);
   }
   return kvp_ctl_rows_file_write_bytes(ctl, file, to, 2 * numbers);

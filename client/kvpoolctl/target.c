@@ -8,6 +8,11 @@
 #include "client/kvpoolctl/hint.h"
 #include "client/kvpoolctl/number.h"
 
+enum {
+  records_per_call_max = 1024,     /* what kvpool_record_list_get takes */
+  answer_bytes_per_call = 2 << 20, /* half of what the daemon answers at most */
+};
+
 static int region_unknown(const struct kvp_ctl *ctl, const kvpool_pool *pool, const char *name) {
   char hint[1024];
   size_t used = (size_t)snprintf(hint, sizeof hint, "its regions:");
@@ -16,10 +21,9 @@ static int region_unknown(const struct kvp_ctl *ctl, const kvpool_pool *pool, co
     used += (size_t)snprintf(hint + used, sizeof hint - used, "%s %s (%u layer%s)", i > 0 ? "," : "", region->name,
                              region->num_layers, region->num_layers == 1 ? "" : "s");
   }
-  return name == NULL
-             ? kvp_ctl_refuse(ctl, hint, "which region of pool %s? POOL/REGION[:LAYER] is wanted",
-                              kvpool_pool_name(pool))
-             : kvp_ctl_refuse(ctl, hint, "pool %s has no region '%s'", kvpool_pool_name(pool), name);
+  return name == NULL ? kvp_ctl_refuse(ctl, hint, "which region of pool %s? POOL/REGION[:LAYER] is wanted",
+                                       kvpool_pool_name(pool))
+                      : kvp_ctl_refuse(ctl, hint, "pool %s has no region '%s'", kvpool_pool_name(pool), name);
 }
 
 /* name: cut at the layer's colon when there is one. */
@@ -39,8 +43,7 @@ static int layer_find(const struct kvp_ctl *ctl, char *name, struct kvp_ctl_targ
     return kvp_ctl_refuse(ctl, NULL, "region %s of pool %s has layers 0 to %u, not %llu", name,
                           kvpool_pool_name(target->pool), target->region->num_layers - 1, (unsigned long long)layer);
   }
-  target->layer =
-      (kvpool_layer){.pool = target->pool, .region = (uint32_t)region, .layer = (uint32_t)layer};
+  target->layer = (kvpool_layer){.pool = target->pool, .region = (uint32_t)region, .layer = (uint32_t)layer};
   return KVP_CTL_OK;
 }
 
@@ -60,16 +63,17 @@ static int format_find(const struct kvp_ctl *ctl, struct kvp_ctl_target *target)
     return kvp_ctl_refuse(ctl, NULL, "the daemon doesn't list the format %s of region %s", target->region->format,
                           target->region->name);
   }
-  target->elements = target->format.quantized_elements > 0 ? target->format.quantized_elements
-                                                           : target->region->data_bytes / 2;
+  target->elements =
+      target->format.quantized_elements > 0 ? target->format.quantized_elements : target->region->data_bytes / 2;
   target->slots = (uint64_t)target->region->tokens_per_block * kvpool_pool_num_blocks(target->pool);
   return KVP_CTL_OK;
 }
 
 int kvp_ctl_target_open(const struct kvp_ctl *ctl, const char *text, struct kvp_ctl_target *out) {
   struct kvp_ctl_target target = {0};
-  char *pool = kvp_ctl_allocate(strlen(text) + 1, 1);
-  (void)strcpy(pool, text);
+  size_t length = strlen(text);
+  char *pool = kvp_ctl_allocate(length + 1, 1);
+  (void)snprintf(pool, length + 1, "%s", text);
   char *slash = strchr(pool, '/');
   if (slash != NULL) {
     *slash = '\0';
@@ -91,6 +95,12 @@ int kvp_ctl_target_open(const struct kvp_ctl *ctl, const char *text, struct kvp_
   }
   *out = target;
   return KVP_CTL_OK;
+}
+
+size_t kvp_ctl_target_records_per_call(const struct kvp_ctl_target *target) {
+  size_t numbers = (size_t)target->elements + target->region->scale_bytes;
+  size_t count = answer_bytes_per_call / (target->region->bytes_per_token + sizeof(float) * numbers);
+  return count > records_per_call_max ? records_per_call_max : count == 0 ? 1 : count;
 }
 
 void kvp_ctl_target_close(struct kvp_ctl_target *target) {

@@ -15,6 +15,8 @@ struct kvp_ctl_target {
 
 /* KVP_CTL_OK, or the exit status with the error told. */
 int kvp_ctl_target_open(const struct kvp_ctl *ctl, const char *text, struct kvp_ctl_target *out);
+/* As many records as one inspection may ask for. */
+size_t kvp_ctl_target_records_per_call(const struct kvp_ctl_target *target);
 void kvp_ctl_target_close(struct kvp_ctl_target *target);
 
 #endif

@@ -50,15 +50,15 @@ static void escape_set(char out[kvp_ctl_escape_bytes_max], const char *escape) {
 
 static const char *capability(const char *name) {
   const char *value = tigetstr(name);
-  return value == (const char *)-1 ? NULL : value; /* -1: no string capability */
+  return (intptr_t)value == -1 ? NULL : value; /* -1: no string capability */
 }
 
 static void colors_init(struct kvp_ctl_terminal *terminal) {
   /* Told apart on dark and on light grounds; neighbours in the list differ most. */
   static const int rich[kvp_ctl_owner_colors] = {39, 208, 77, 170, 178, 44, 203, 105, 113, 211, 33, 172, 37, 141};
-  static const int plain[kvp_ctl_owner_colors] = {COLOR_BLUE,   COLOR_YELLOW,  COLOR_GREEN, COLOR_MAGENTA, COLOR_CYAN,
-                                                  COLOR_BLUE,   COLOR_YELLOW,  COLOR_GREEN, COLOR_MAGENTA, COLOR_CYAN,
-                                                  COLOR_BLUE,   COLOR_YELLOW,  COLOR_GREEN, COLOR_MAGENTA};
+  static const int plain[kvp_ctl_owner_colors] = {COLOR_BLUE, COLOR_YELLOW, COLOR_GREEN, COLOR_MAGENTA, COLOR_CYAN,
+                                                  COLOR_BLUE, COLOR_YELLOW, COLOR_GREEN, COLOR_MAGENTA, COLOR_CYAN,
+                                                  COLOR_BLUE, COLOR_YELLOW, COLOR_GREEN, COLOR_MAGENTA};
   static const int role_colors[kvp_ctl_role_count] = {
       [KVP_CTL_GOOD] = COLOR_GREEN, [KVP_CTL_WARN] = COLOR_YELLOW, [KVP_CTL_BAD] = COLOR_RED};
   const char *foreground = capability("setaf");

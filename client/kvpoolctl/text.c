@@ -2,10 +2,9 @@
 #include "client/kvpoolctl/text.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
-enum { bar_cells = 10, eighths = 8 };
+enum { bar_cells = 10, bar_shades = 3 };
 
 struct kvp_ctl_text kvp_ctl_bytes(uint64_t bytes) {
   static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -67,18 +66,18 @@ struct kvp_ctl_text kvp_ctl_percent(uint64_t part, uint64_t whole) {
 }
 
 struct kvp_ctl_text kvp_ctl_bar(const struct kvp_ctl_terminal *terminal, uint64_t part, uint64_t whole) {
-  static const char *const partial[eighths] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+  static const char *const unicode[] = {"░", "▒", "▓", "█"};
+  static const char *const ascii[] = {".", ":", "+", "#"};
   double share = whole == 0 ? 0 : (double)part / (double)whole;
-  unsigned filled = (unsigned)(share >= 1 ? bar_cells * eighths : share * bar_cells * eighths);
+  unsigned filled = (unsigned)(share >= 1 ? bar_cells * bar_shades : share * bar_cells * bar_shades);
   filled = filled == 0 && part > 0 ? 1 : filled;
   struct kvp_ctl_text out = {.text = ""};
+  size_t used = 0;
   for (unsigned i = 0; i < bar_cells; i++) {
-    unsigned in_cell = filled >= (i + 1) * eighths ? eighths : filled > i * eighths ? filled - i * eighths : 0;
-    const char *cell = in_cell == eighths ? "█" : partial[in_cell];
-    if (!terminal->is_unicode) {
-      cell = in_cell > 0 ? "#" : ".";
-    }
-    (void)strcat(out.text, cell);
+    unsigned left = filled > i * bar_shades ? filled - i * bar_shades : 0;
+    unsigned shade = left > bar_shades ? bar_shades : left;
+    used += (size_t)snprintf(out.text + used, sizeof out.text - used, "%s",
+                             terminal->is_unicode ? unicode[shade] : ascii[shade]);
   }
   return out;
 }

@@ -21,7 +21,7 @@ struct kvp_ctl_text kvp_ctl_duration(uint64_t ns);
 uint64_t kvp_ctl_age_ns(uint64_t unix_ns);
 /* "62.1 %"; of nothing "-" */
 struct kvp_ctl_text kvp_ctl_percent(uint64_t part, uint64_t whole);
-/* A bar of 10 cells; a part that is not zero shows at least one eighth of a cell. */
+/* A bar of 10 cells; a part that is not zero is seen. */
 struct kvp_ctl_text kvp_ctl_bar(const struct kvp_ctl_terminal *terminal, uint64_t part, uint64_t whole);
 /* What "block" wants behind it: "s", or "" for one. */
 const char *kvp_ctl_plural(uint64_t count);

@@ -438,7 +438,8 @@ def test_block_map_of_ten_thousand_blocks_and_fifty_sessions(client, tool, pool_
         [(LETTERS[i], owner, counts[owner]) for i, owner in enumerate(owners)]
     for width in (60, 80, 132):
         text = tool.on_terminal("blocks", pool_name, width=width, NO_COLOR="1")
-        assert max(map(len, text.splitlines()[3:] if width < 80 else text.splitlines())) <= max(width, 76)
+        assert max(map(len, text.splitlines())) <= max(width, 80)
+        assert len(text.splitlines()[3]) <= width
         per_cell = int(re.search(r"one character is ([\d,]+) blocks", text).group(1).replace(",", ""))
         assert map_cells(text)[0] == expected_cells(states, per_cell)
     for session in opened:

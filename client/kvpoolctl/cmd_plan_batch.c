@@ -1,0 +1,259 @@
+/* plan new, plan compressed, plan visible: the compressed cache of a batch. No daemon. */
+#include <stdlib.h>
+
+#include "client/kvpoolctl/hint.h"
+#include "client/kvpoolctl/plan_arguments.h"
+#include "client/kvpoolctl/table.h"
+#include "client/kvpoolctl/text.h"
+
+static const struct argp_option new_options[] = {
+    {"sequence", kvp_ctl_plan_sequence, "K,Q[,BLOCKS]", 0,
+     "seqlen_k (tokens after this chunk), seqlen_q (tokens of this chunk), and the block table; several are "
+     "allowed. Default of the tables: consecutive blocks from 0 on, over all sequences",
+     0},
+    {"ratio", kvp_ctl_plan_ratio, "R", 0, "Compression ratio; default: 1", 0},
+    {0}};
+static const struct argp_option batch_options[] = {
+    {"sequence", kvp_ctl_plan_sequence, "K,Q[,BLOCKS]", 0,
+     "seqlen_k (tokens after this chunk), seqlen_q (tokens of this chunk), and the block table; several are "
+     "allowed. Default of the tables: consecutive blocks from 0 on, over all sequences",
+     0},
+    {"ratio", kvp_ctl_plan_ratio, "R", 0, "Compression ratio; default: 1", 0},
+    {"per-block", kvp_ctl_plan_per_block, "TOKENS", 0, "The region's tokens per block", 0},
+    {0}};
+
+static int tables_complete(const struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  int32_t next = 0;
+  for (size_t i = 0; i < plan->sequence_count; i++) {
+    uint64_t tokens = (uint64_t)plan->sequences[i].seqlen_k / (plan->ratio == 0 ? 1 : plan->ratio);
+    if (!kvp_ctl_plan_table_default(&plan->tables[i], tokens, plan->per_block, &next)) {
+      return kvp_ctl_refuse(ctl, NULL, "sequence %zu: %llu tokens are more than this program plans for", i,
+                            (unsigned long long)tokens);
+    }
+    plan->sequences[i].block_table = plan->tables[i].items;
+    plan->sequences[i].table_count = plan->tables[i].count;
+  }
+  return KVP_CTL_OK;
+}
+
+static int new_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  static const char *const columns[] = {">SEQUENCE", ">SEQLEN_K", ">SEQLEN_Q", ">BEGIN", ">END", ">NEW TOKENS"};
+  json_t *array = json_array();
+  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
+  int exit_status = KVP_CTL_OK;
+  for (size_t i = 0; i < plan->sequence_count && exit_status == KVP_CTL_OK; i++) {
+    const kvpool_sequence *sequence = &plan->sequences[i];
+    int64_t begin;
+    int64_t end;
+    kvpool_error error;
+    if (kvpool_plan_new_compressed(sequence->seqlen_k, sequence->seqlen_q, (uint32_t)plan->ratio, &begin, &end,
+                                   &error) != KVPOOL_OK) {
+      exit_status = kvp_ctl_fail(ctl, &error);
+      continue;
+    }
+    json_t *range = json_object();
+    kvp_ctl_json_integer(range, "token_begin", begin);
+    kvp_ctl_json_integer(range, "token_end", end);
+    kvp_ctl_json_append(array, range);
+    kvp_ctl_table_row(table);
+    kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", i);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)sequence->seqlen_k);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)sequence->seqlen_q);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)begin);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)end);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)(end - begin));
+  }
+  if (exit_status == KVP_CTL_OK && ctl->json) {
+    json_t *document = json_object();
+    kvp_ctl_json_set(document, "sequences", json_incref(array));
+    kvp_ctl_json_print(ctl, document);
+  }
+  if (exit_status == KVP_CTL_OK && !ctl->json) {
+    kvp_ctl_table_print(table);
+  } else {
+    kvp_ctl_table_destroy(table);
+  }
+  json_decref(array);
+  return exit_status;
+}
+
+struct batch_plan {
+  int32_t *cu_seqlens; /* [sequence_count + 1] */
+  kvpool_segment *segments;
+  size_t segment_count;
+  int64_t total_k;
+};
+
+static int batch_plan_init(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan,
+                           struct batch_plan *out) {
+  kvpool_error error;
+  *out = (struct batch_plan){.cu_seqlens = kvp_ctl_allocate(plan->sequence_count + 1, sizeof out->cu_seqlens[0])};
+  kvpool_status status =
+      kvpool_plan_compressed(plan->sequences, plan->sequence_count, (uint32_t)plan->ratio, (uint32_t)plan->per_block,
+                             out->cu_seqlens, NULL, 0, &out->segment_count, &out->total_k, &error);
+  if (status == KVPOOL_OK) {
+    out->segments = kvp_ctl_allocate(out->segment_count, sizeof out->segments[0]);
+    status = kvpool_plan_compressed(plan->sequences, plan->sequence_count, (uint32_t)plan->ratio,
+                                    (uint32_t)plan->per_block, out->cu_seqlens, out->segments, out->segment_count,
+                                    &out->segment_count, &out->total_k, &error);
+  }
+  return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail(ctl, &error);
+}
+
+static void batch_plan_deinit(struct batch_plan *batch) {
+  free(batch->segments);
+  free(batch->cu_seqlens);
+}
+
+static int compressed_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  struct batch_plan batch;
+  int exit_status = batch_plan_init(ctl, plan, &batch);
+  if (exit_status == KVP_CTL_OK && ctl->json) {
+    json_t *document = json_object();
+    kvp_ctl_json_set(document, "cu_seqlens", kvp_ctl_json_int32_array(batch.cu_seqlens, plan->sequence_count + 1));
+    kvp_ctl_json_integer(document, "total_k", batch.total_k);
+    kvp_ctl_json_set(document, "segments", kvp_ctl_plan_segments_json(batch.segments, batch.segment_count));
+    kvp_ctl_json_print(ctl, document);
+  } else if (exit_status == KVP_CTL_OK) {
+    static const char *const columns[] = {">SEQUENCE", ">SEQLEN_K", ">COMPRESSED", ">ROWS"};
+    struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; i < plan->sequence_count; i++) {
+      kvp_ctl_table_row(table);
+      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", i);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)plan->sequences[i].seqlen_k);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld",
+                         (long long)(plan->sequences[i].seqlen_k / (int64_t)plan->ratio));
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d-%d", batch.cu_seqlens[i], batch.cu_seqlens[i + 1] - 1);
+    }
+    kvp_ctl_table_print(table);
+    kvp_ctl_print("\n");
+    kvp_ctl_plan_segments_print(ctl, batch.segments, batch.segment_count);
+    kvp_ctl_print("%zu segment%s, total_k %lld\n", batch.segment_count, kvp_ctl_plural(batch.segment_count),
+                  (long long)batch.total_k);
+  }
+  batch_plan_deinit(&batch);
+  return exit_status;
+}
+
+static void visible_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const int32_t *ks,
+                          const int32_t *ke) {
+  static const char *const columns[] = {">ROW", ">SEQUENCE", ">POSITION", ">KS", ">KE", ">VISIBLE"};
+  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
+  size_t row = 0;
+  for (size_t i = 0; i < plan->sequence_count; i++) {
+    const kvpool_sequence *sequence = &plan->sequences[i];
+    for (int64_t position = sequence->seqlen_k - sequence->seqlen_q; position < sequence->seqlen_k;
+         position++, row++) {
+      kvp_ctl_table_row(table);
+      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", row);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", i);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)position);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", ks[row]);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", ke[row]);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", ke[row] - ks[row]);
+    }
+  }
+  kvp_ctl_table_print(table);
+}
+
+static int visible_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  uint64_t rows = 0;
+  for (size_t i = 0; i < plan->sequence_count && rows <= kvp_ctl_plan_rows_max; i++) {
+    rows = (uint64_t)plan->sequences[i].seqlen_q > kvp_ctl_plan_rows_max
+               ? kvp_ctl_plan_rows_max + 1U
+               : rows + (uint64_t)plan->sequences[i].seqlen_q;
+  }
+  if (rows > kvp_ctl_plan_rows_max) {
+    return kvp_ctl_refuse(ctl, NULL, "more query rows than the %d this program plans for", kvp_ctl_plan_rows_max);
+  }
+  struct batch_plan batch;
+  int32_t *ks = kvp_ctl_allocate(rows, sizeof ks[0]);
+  int32_t *ke = kvp_ctl_allocate(rows, sizeof ke[0]);
+  int exit_status = batch_plan_init(ctl, plan, &batch);
+  kvpool_error error;
+  if (exit_status == KVP_CTL_OK &&
+      kvpool_plan_compressed_visible(plan->sequences, plan->sequence_count, (uint32_t)plan->ratio, batch.cu_seqlens,
+                                     ks, ke, rows, &error) != KVPOOL_OK) {
+    exit_status = kvp_ctl_fail(ctl, &error);
+  } else if (exit_status == KVP_CTL_OK && ctl->json) {
+    json_t *document = json_object();
+    kvp_ctl_json_set(document, "ks", kvp_ctl_json_int32_array(ks, rows));
+    kvp_ctl_json_set(document, "ke", kvp_ctl_json_int32_array(ke, rows));
+    kvp_ctl_json_print(ctl, document);
+  } else if (exit_status == KVP_CTL_OK) {
+    visible_print(ctl, plan, ks, ke);
+  }
+  batch_plan_deinit(&batch);
+  free(ke);
+  free(ks);
+  return exit_status;
+}
+
+static int batch_run(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
+                     bool has_blocks,
+                     int (*plan_and_tell)(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan)) {
+  struct kvp_ctl_plan_arguments *plan = kvp_ctl_allocate(1, sizeof *plan);
+  plan->command = command;
+  plan->ratio = 1;
+  int exit_status;
+  if (!kvp_ctl_parse(ctl, command, argc, argv, plan, &exit_status)) {
+    goto out;
+  }
+  if (plan->sequence_count == 0 || (has_blocks && plan->per_block == 0)) {
+    exit_status =
+        kvp_ctl_usage(command, has_blocks ? "--sequence and --per-block are needed" : "--sequence is needed");
+    goto out;
+  }
+  exit_status = has_blocks ? tables_complete(ctl, plan) : KVP_CTL_OK;
+  exit_status = exit_status == KVP_CTL_OK ? plan_and_tell(ctl, plan) : exit_status;
+out:
+  for (size_t i = 0; i < kvp_ctl_plan_sequences_max; i++) {
+    kvp_ctl_list_deinit(&plan->tables[i]);
+  }
+  free(plan);
+  return exit_status;
+}
+
+static int new_run(struct kvp_ctl *ctl, int argc, char **argv) {
+  return batch_run(ctl, &kvp_ctl_plan_new, argc, argv, false, new_plan);
+}
+
+static int compressed_run(struct kvp_ctl *ctl, int argc, char **argv) {
+  return batch_run(ctl, &kvp_ctl_plan_compressed, argc, argv, true, compressed_plan);
+}
+
+static int visible_run(struct kvp_ctl *ctl, int argc, char **argv) {
+  return batch_run(ctl, &kvp_ctl_plan_visible, argc, argv, true, visible_plan);
+}
+
+const struct kvp_ctl_command kvp_ctl_plan_new = {
+    .name = "plan new",
+    .summary = "the compressed tokens that a chunk completes (no daemon needed)",
+    .details = "Examples:\n"
+               "  kvpoolctl plan new --sequence 10000,1024 --ratio 4",
+    .options = new_options,
+    .take = kvp_ctl_plan_take,
+    .run = new_run,
+};
+
+const struct kvp_ctl_command kvp_ctl_plan_compressed = {
+    .name = "plan compressed",
+    .summary = "load plan of the compressed cache of a batch (no daemon needed)",
+    .details = "A sequence without a compressed token yet gets one zero row.\n\n"
+               "Examples:\n"
+               "  kvpoolctl plan compressed --sequence 10000,1024 --ratio 4 --per-block 16\n"
+               "  kvpoolctl plan compressed --sequence 100,100,7-8 --sequence 3,3 --ratio 4 --per-block 16 --json",
+    .options = batch_options,
+    .take = kvp_ctl_plan_take,
+    .run = compressed_run,
+};
+
+const struct kvp_ctl_command kvp_ctl_plan_visible = {
+    .name = "plan visible",
+    .summary = "the compressed columns [ks, ke) that each query row sees (no daemon needed)",
+    .details = "Examples:\n"
+               "  kvpoolctl plan visible --sequence 20,8 --ratio 4 --per-block 16",
+    .options = batch_options,
+    .take = kvp_ctl_plan_take,
+    .run = visible_run,
+};

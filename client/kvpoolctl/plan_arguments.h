@@ -1,0 +1,41 @@
+/* The command lines of the plan commands, and the segments they print. */
+#ifndef KVPOOL_CLIENT_KVPOOLCTL_PLAN_ARGUMENTS_H
+#define KVPOOL_CLIENT_KVPOOLCTL_PLAN_ARGUMENTS_H
+
+#include "client/kvpoolctl/command.h"
+#include "client/kvpoolctl/json.h"
+#include "client/kvpoolctl/number.h"
+
+enum {
+  kvp_ctl_plan_tokens = 0x100,
+  kvp_ctl_plan_table,
+  kvp_ctl_plan_per_block,
+  kvp_ctl_plan_destination,
+  kvp_ctl_plan_sequence,
+  kvp_ctl_plan_ratio,
+  kvp_ctl_plan_sequences_max = 1024,
+  kvp_ctl_plan_rows_max = 1 << 24, /* a table of that many lines is nobody's to read */
+};
+
+struct kvp_ctl_plan_arguments {
+  const struct kvp_ctl_command *command;
+  struct kvp_ctl_list table;
+  uint64_t begin, end; /* tokens */
+  bool has_tokens;
+  uint64_t per_block;
+  uint64_t destination;
+  uint64_t ratio;
+  kvpool_sequence sequences[kvp_ctl_plan_sequences_max];
+  struct kvp_ctl_list tables[kvp_ctl_plan_sequences_max];
+  size_t sequence_count;
+};
+
+error_t kvp_ctl_plan_take(int key, char *value, void *arguments, const struct argp_state *state);
+/* The block table of `tokens` tokens where none was given: consecutive blocks from *next on, which it moves on.
+ * False: more than a list holds. */
+bool kvp_ctl_plan_table_default(struct kvp_ctl_list *table, uint64_t tokens, uint64_t per_block, int32_t *next);
+
+json_t *kvp_ctl_plan_segments_json(const kvpool_segment *segments, size_t count);
+void kvp_ctl_plan_segments_print(const struct kvp_ctl *ctl, const kvpool_segment *segments, size_t count);
+
+#endif
