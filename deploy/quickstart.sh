@@ -128,12 +128,22 @@ heading "first session (client/examples/first_session.py)"
 heading "the short version (client/examples/scheduler.py)"
 /usr/bin/python3 -B "$root/client/examples/scheduler.py" "$socket" main
 
+kvpoolctl=$build/client/kvpoolctl/kvpoolctl
+export KVPOOLD_SOCKET=$socket
+heading "a long sequence, prefill and window (kvpoolctl walkthrough)"
+"$kvpoolctl" walkthrough
+
+heading "what the daemon holds (kvpoolctl pools, blocks)"
+"$kvpoolctl" pools
+"$kvpoolctl" blocks main
+
 if $keep; then
   trap - EXIT
   heading "the daemon goes on"
   cat <<END
 socket   $socket (pool 'main' of deploy/kvpoold.conf)
 log      $log
+look     KVPOOLD_SOCKET=$socket $kvpoolctl info
 again    /usr/bin/python3 $root/client/examples/scheduler.py $socket main
 stop     kill $daemon && rm -r $directory
 END

@@ -153,11 +153,11 @@ run_ctest() {
     --test-output-size-failed 1000000
 }
 
-# The end-to-end and fault suites against the daemon of a build.
+# The Python suites - end to end, faults, kvpoolctl - against the programs of a build.
 run_pytest() {
   local name=$1 seconds=$2 part
   shift 2
-  for part in e2e fault; do
+  for part in e2e fault client; do
     suite "pytest-$part-$name" "$seconds" "$logs/pytest-$part-$name.xml" \
       env "KVPOOL_BUILD_DIR=$builds/$name" PYTHONDONTWRITEBYTECODE=1 "$@" \
       "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" --junitxml "$logs/pytest-$part-$name.xml" \
@@ -201,7 +201,8 @@ if $quick; then
   exit 0
 fi
 
-check shellcheck 60 shellcheck "$root/.ci/run" "$root"/deploy/*.sh "$root"/tests/run.sh "$root"/tests/bench/*.sh || true
+check shellcheck 60 shellcheck "$root/.ci/run" "$root"/deploy/*.sh "$root"/tests/run.sh "$root"/tests/bench/*.sh \
+  "$root"/tests/client/*.sh "$root/client/kvpoolctl/completion/kvpoolctl.bash" || true
 check_format
 
 # clang: the same warnings as errors; its compile commands are what clang-tidy reads.

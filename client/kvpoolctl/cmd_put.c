@@ -203,9 +203,8 @@ static void result_print(const struct put *put) {
   if (put->arguments->hold) {
     kvp_ctl_print("held until Ctrl-C ends this session\n");
   } else {
-    kvp_ctl_print(
-        "The session ends with this command, so its blocks are free again: an operator's get and dump show\n"
-        "these records until somebody else's store replaces them. --hold keeps the blocks.\n");
+    kvp_ctl_print("The session ends here, so its blocks are free again: get and dump show these\n"
+                  "records until somebody stores over them. --hold keeps the blocks.\n");
   }
   free(blocks);
   free(slots);

@@ -5,16 +5,18 @@
  * slots and segments that steps take; they need no daemon.
  *
  * Conventions
- *   Ownership   kvpool_*_new, _open, _create and _connect give an object that the matching _destroy, _close or
- * _release takes back; both accept NULL. Pointers that an accessor returns live as long as their object. Errors Calls
- * that can fail return a kvpool_status and fill the kvpool_error they are given (NULL: not wanted). Outputs are set
- * on success only. There is no global state. Threads     One kvpool_client may be used by any number of threads at
- * once. A kvpool_step or kvpool_queue belongs to one thread at a time. Callbacks run on the library's own thread, one
- * at a time, in order of occurrence; a blocking call from inside a callback is refused (KVPOOL_INVALID_ARGUMENT).
+ *
+ *   Ownership   kvpool_*_new, _open, _create and _connect give an object that the matching _destroy, _close or _release
+ *               takes back; both accept NULL. Pointers that an accessor returns live as long as their object.
+ *   Errors      Calls that can fail return a kvpool_status and fill the kvpool_error they are given (NULL: not wanted).
+ *               Outputs are set on success only. There is no global state.
+ *   Threads     One kvpool_client may be used by any number of threads at once. A kvpool_step or kvpool_queue belongs
+ *               to one thread at a time. Callbacks run on the library's own thread, one at a time, in order of
+ *               occurrence; a blocking call from inside a callback is refused (KVPOOL_INVALID_ARGUMENT).
  *   Blocking    A call that talks to the daemon blocks until the answer, at most the client's timeout
- *               (KVPOOL_DEADLINE_EXCEEDED: it may or may not have happened); one that moves data in pieces, at most
- * the timeout for each piece. Asynchronous calls say so. Arrays      int32 slots, block ids and segments in host byte
- * order (little-endian hosts only).
+ *               (KVPOOL_DEADLINE_EXCEEDED: it may or may not have happened); one that moves data in pieces, at most the
+ *               timeout for each piece. Asynchronous calls say so.
+ *   Arrays      int32 slots, block ids and segments in host byte order (little-endian hosts only).
  */
 #ifndef KVPOOL_KVPOOL_H
 #define KVPOOL_KVPOOL_H
