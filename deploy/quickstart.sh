@@ -133,9 +133,8 @@ export KVPOOLD_SOCKET=$socket
 heading "a long sequence, prefill and window (kvpoolctl walkthrough)"
 "$kvpoolctl" walkthrough
 
-heading "what the daemon holds (kvpoolctl pools, blocks)"
+heading "what the daemon holds (kvpoolctl pools)"
 "$kvpoolctl" pools
-"$kvpoolctl" blocks main
 
 if $keep; then
   trap - EXIT
