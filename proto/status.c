@@ -15,9 +15,13 @@ static const struct {
 #undef X
 };
 
-#define X(name, number, wire, grpc, text) +1
-_Static_assert(0 KVP_STATUS_MAP(X) == kvp_status_count, "numbers without a gap");
+enum {
+#define X(name, number, wire, grpc, text) listed_##name,
+  KVP_STATUS_MAP(X)
 #undef X
+      listed_count
+};
+_Static_assert((int)listed_count == (int)kvp_status_count, "numbers without a gap");
 
 enum { grpc_internal = 13 };
 
