@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -37,12 +38,13 @@ def environment(**changes):
 
 
 class Tool:
-    def __init__(self, socket):
+    def __init__(self, socket, path=None):
         self.socket = str(socket)
+        self.path = path or program()
         self.started = []
 
     def command(self, *arguments):
-        return [program(), "--socket", self.socket, *map(str, arguments)]
+        return [self.path, "--socket", self.socket, *map(str, arguments)]
 
     def run(self, *arguments, status=0, env=None, **options):
         done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -216,7 +218,8 @@ def test_full_disk_is_an_error(tool):
 def test_other_users(start_daemon):
     daemon = start_daemon("--socket-mode", "0660")
     os.chmod(daemon.directory, 0o755)
-    tool = Tool(daemon.socket)
+    # A copy where others may run it; the build's own folder need not be open to them.
+    tool = Tool(daemon.socket, shutil.copy(program(), daemon.directory))
     _, hint = tool.refused("info", status=3, user=65534, group=65534, extra_groups=[])
     assert "uid 65534" in hint and "0660" in hint
     os.chmod(daemon.socket, 0o666)

@@ -181,11 +181,16 @@ def test_server_info(daemon, client):
     assert (info.limits.message_bytes_max, info.limits.chunk_bytes_max) == (4 << 20, 1 << 20)
 
 
+# Becomes somebody else after its imports: the tests' own folder need not be open to others.
 NOBODY = """
+import os
 import sys
 from support.client import Client, Step
 from support.errors import RpcFailure
 from support.stubs import pb
+os.setgroups([])
+os.setgid(int(sys.argv[3]))
+os.setuid(65534)
 client = Client(sys.argv[1])
 region = pb.RegionRef(pool_id=int(sys.argv[2]))
 spec = pb.PoolSpec(name="theirs", block_size=16, num_blocks=1,
@@ -209,13 +214,14 @@ print(told)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_operators_rights(daemon, client, pool_name):
+def test_operators_rights(daemon, client, pool_name, tmp_path):
     """Another uid of the socket's group may be a client, and nothing more."""
     pool = client.create_pool(pool_name, 16, 2, [KV])
     os.chmod(daemon.directory, 0o755)
-    done = subprocess.run([sys.executable, "-B", "-c", NOBODY, f"unix:{daemon.socket}", str(pool.pool_id)], text=True,
-                          capture_output=True, timeout=120, user=65534, group=os.stat(daemon.socket).st_gid,
-                          extra_groups=[], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)})
+    group = os.stat(daemon.socket).st_gid
+    done = subprocess.run([sys.executable, "-B", "-c", NOBODY, f"unix:{daemon.socket}", str(pool.pool_id), str(group)],
+                          text=True, capture_output=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(["permission_denied"] * 4 + [1, 65534])
     assert client.pool(pool.pool_id).free_blocks == 2

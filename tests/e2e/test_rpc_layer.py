@@ -441,13 +441,16 @@ def test_health(server):
 # ---- peers and connections
 
 
-def run_client(server, body, **options):
-    """A client in a process of its own; it prints "there" when it has got to the end of body, then waits."""
-    program = textwrap.dedent("""
-        import sys, time
+def run_client(server, body, uid=None, **options):
+    """A client in a process of its own; it prints "there" when it has got to the end of body, then waits. With a uid it
+    becomes that user after its imports: the tests' own folder need not be open to others."""
+    program = textwrap.dedent(f"""
+        import os, sys, time
         sys.path.insert(0, sys.argv[2])
         import grpc
         from support.stubs import pb, pb_grpc
+        if {uid} is not None:
+            os.setuid({uid})
         stub = pb_grpc.KvpoolStub(grpc.insecure_channel("unix:" + sys.argv[1]))
         """) + textwrap.dedent(body) + "\nprint('there', flush=True)\ntime.sleep(600)\n"
     tests = str(Path(__file__).resolve().parent.parent)
@@ -539,7 +542,8 @@ def test_operator_only_refuses_other_users(start_server, tmp_path):
     except grpc.RpcError as error:
         print(info.peer_uid, error.code(), dict(error.trailing_metadata()).keys(), flush=True)
     """
-    client = run_client(server, body, user=65534, env={"PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"})
+    client = run_client(server, body, uid=65534,
+                        env={"PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)})
     client.kill()
     client.wait()
     assert client.seen == "65534 StatusCode.PERMISSION_DENIED dict_keys(['grpc-status-details-bin'])"
