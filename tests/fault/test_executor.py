@@ -248,6 +248,7 @@ def test_executors_twenty_times_under_load(start_daemon):
     for round_number in range(20):
         device = devices[round_number % 5]
         lost_before = [worker.lost for worker in workers]
+        wait_until(lambda: client.device(device).steps_in_flight > 0, f"a step of {device} in flight")
         wait_restarted(client, kill_executor(client, device), device)
         for worker in workers:
             worker.wait_progress()
