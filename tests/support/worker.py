@@ -42,7 +42,7 @@ class Worker(threading.Thread):
     def round(self):
         try:
             self.lane.write(random_rows(self.rng, V41, self.lane.count))
-            self.queue.run(self.lane.long_step(400))  # long enough to be caught in flight
+            self.queue.run(self.lane.long_step(100))  # long enough to be caught in flight
             self.queue.run(self.lane.load_step())
             self.lane.check_out()
             self.done += 1
