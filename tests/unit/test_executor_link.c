@@ -248,13 +248,16 @@ static void test_more_than_the_socket_holds(void **state) {
   struct kvp_control_pool body = {.pool_id = 1};
   int fd = kvp_memory_fd_create("test", 4096, NULL);
   assert_true(fd >= 0);
-  for (int i = 0; i < request_count; i++) { /* 4 KiB each: many times the socket's buffer */
+  const pid_t executor = kvp_executor_link_pid(watch.link);
+  assert_int_equal(kill(executor, SIGSTOP), 0); /* it must not read while they are counted */
+  for (int i = 0; i < request_count; i++) {     /* 4 KiB each: many times the socket's buffer */
     bool last = i == request_count - 1;
     kvp_executor_link_request(watch.link, KVP_CONTROL_POOL_ATTACH, &body, sizeof body, &fd, 1, NULL,
                               last ? on_result : NULL, last ? &watch : NULL);
   }
   assert_int_equal(close(fd), 0);
   assert_true(open_fd_count() > before + 100); /* they wait, with their fds */
+  assert_int_equal(kill(executor, SIGCONT), 0);
   watch_until(&watch, 'r', 1);
   assert_int_equal(watch.result.status, KVP_OK);
   watch_end(&watch);
