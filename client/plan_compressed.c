@@ -136,6 +136,11 @@ static kvpool_status visible_check(const kvpool_sequence *sequences, size_t sequ
                          "%sthe queries up to here don't fit into %zu", label, out_max);
     }
   }
+  if (sequence_count > 0 && cu_seqlens[sequence_count] != expected) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "cu_seqlens", (int64_t)sequence_count,
+                       cu_seqlens[sequence_count], "cu_seqlens[%zu] = %d, this batch gives %lld", sequence_count,
+                       cu_seqlens[sequence_count], (long long)expected);
+  }
   return KVPOOL_OK;
 }
 

@@ -27,7 +27,8 @@ static int tables_complete(const struct kvp_ctl *ctl, struct kvp_ctl_plan_argume
   for (size_t i = 0; i < plan->sequence_count; i++) {
     uint64_t tokens = (uint64_t)plan->sequences[i].seqlen_k / (plan->ratio == 0 ? 1 : plan->ratio);
     if (!kvp_ctl_plan_table_default(&plan->tables[i], tokens, plan->per_block, &next)) {
-      return kvp_ctl_refuse(ctl, NULL, "sequence %zu: %llu tokens are more than this program plans for", i,
+      return kvp_ctl_refuse(ctl, "plan fewer at once",
+                            "sequence %zu: %llu tokens are more than this program plans for", i,
                             (unsigned long long)tokens);
     }
     plan->sequences[i].block_table = plan->tables[i].items;
@@ -164,7 +165,8 @@ static int visible_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan
                : rows + (uint64_t)plan->sequences[i].seqlen_q;
   }
   if (rows > kvp_ctl_plan_rows_max) {
-    return kvp_ctl_refuse(ctl, NULL, "more query rows than the %d this program plans for", kvp_ctl_plan_rows_max);
+    return kvp_ctl_refuse(ctl, "plan fewer at once", "more query rows than the %d this program plans for",
+                          kvp_ctl_plan_rows_max);
   }
   struct batch_plan batch;
   int32_t *ks = kvp_ctl_allocate(rows, sizeof ks[0]);
@@ -189,12 +191,14 @@ static int visible_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan
   return exit_status;
 }
 
+/* per_block: the default; 0: has to be given. */
 static int batch_run(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
-                     bool has_blocks,
+                     bool has_blocks, uint32_t per_block,
                      int (*plan_and_tell)(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan)) {
   struct kvp_ctl_plan_arguments *plan = kvp_ctl_allocate(1, sizeof *plan);
   plan->command = command;
   plan->ratio = 1;
+  plan->per_block = per_block;
   int exit_status;
   if (!kvp_ctl_parse(ctl, command, argc, argv, plan, &exit_status)) {
     goto out;
@@ -215,15 +219,16 @@ out:
 }
 
 static int new_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return batch_run(ctl, &kvp_ctl_plan_new, argc, argv, false, new_plan);
+  return batch_run(ctl, &kvp_ctl_plan_new, argc, argv, false, 0, new_plan);
 }
 
 static int compressed_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return batch_run(ctl, &kvp_ctl_plan_compressed, argc, argv, true, compressed_plan);
+  return batch_run(ctl, &kvp_ctl_plan_compressed, argc, argv, true, 0, compressed_plan);
 }
 
 static int visible_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return batch_run(ctl, &kvp_ctl_plan_visible, argc, argv, true, visible_plan);
+  /* The columns don't depend on how tokens lie in blocks: one block a sequence is as good as any. */
+  return batch_run(ctl, &kvp_ctl_plan_visible, argc, argv, true, INT32_MAX, visible_plan);
 }
 
 const struct kvp_ctl_command kvp_ctl_plan_new = {
@@ -252,7 +257,7 @@ const struct kvp_ctl_command kvp_ctl_plan_visible = {
     .name = "plan visible",
     .summary = "the compressed columns [ks, ke) that each query row sees (no daemon needed)",
     .details = "Examples:\n"
-               "  kvpoolctl plan visible --sequence 20,8 --ratio 4 --per-block 16",
+               "  kvpoolctl plan visible --sequence 20,8 --ratio 4",
     .options = batch_options,
     .take = kvp_ctl_plan_take,
     .run = visible_run,

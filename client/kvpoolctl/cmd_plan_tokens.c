@@ -65,8 +65,8 @@ static void slots_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arg
 static int slots_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
   uint64_t count = plan->end > plan->begin ? plan->end - plan->begin : 0;
   if (count > kvp_ctl_plan_rows_max) {
-    return kvp_ctl_refuse(ctl, NULL, "%llu tokens; this program plans for at most %d", (unsigned long long)count,
-                          kvp_ctl_plan_rows_max);
+    return kvp_ctl_refuse(ctl, "plan fewer at once", "%llu tokens; this program plans for at most %d",
+                          (unsigned long long)count, kvp_ctl_plan_rows_max);
   }
   int32_t *slots = kvp_ctl_allocate(count, sizeof slots[0]);
   kvpool_error error;
@@ -97,8 +97,8 @@ static int tokens_run(struct kvp_ctl *ctl, const struct kvp_ctl_command *command
   if (!plan->has_tokens || plan->per_block == 0) {
     exit_status = kvp_ctl_usage(command, "--tokens and --per-block are needed");
   } else if (!kvp_ctl_plan_table_default(&plan->table, plan->end, plan->per_block, &next)) {
-    exit_status =
-        kvp_ctl_refuse(ctl, NULL, "%llu tokens are more than this program plans for", (unsigned long long)plan->end);
+    exit_status = kvp_ctl_refuse(ctl, "plan fewer at once", "%llu tokens are more than this program plans for",
+                                 (unsigned long long)plan->end);
   } else {
     exit_status = plan_and_tell(ctl, plan);
   }

@@ -2,36 +2,14 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "kvpool/kvpool.h"
+#include "tests/unit/plan_support.h"
 
 enum { table_max = 300, segments_max = 4096, rows_max = 65536, sequences_max = 8, cases = 3000 };
-
-static uint64_t random_state = 20240607;
-
-static uint32_t random_below(uint32_t bound) {
-  random_state = random_state * 6364136223846793005U + 1442695040888963407U;
-  return (uint32_t)((random_state >> 33) % bound);
-}
-
-/* All of a golden file; the test fails when its size is not the expected one. */
-static void golden_read(const char *name, void *out, size_t bytes) {
-  char path[512];
-  (void)snprintf(path, sizeof path, "%s/%s", KVPOOL_GOLDEN_DIR, name);
-  FILE *file = fopen(path, "rb");
-  if (file == NULL) {
-    fail_msg("%s can't be opened", path);
-    return;
-  }
-  assert_int_equal(fread(out, 1, bytes, file), bytes);
-  assert_int_equal(fgetc(file), EOF);
-  assert_int_equal(fclose(file), 0);
-}
 
 static void test_golden_walkthrough(void **state) {
   (void)state;
@@ -142,10 +120,12 @@ static void random_batch(kvpool_sequence *sequences, size_t count, int32_t (*tab
                          uint32_t tokens_per_block) {
   for (size_t i = 0; i < count; i++) {
     random_table(tables[i], table_max);
-    uint32_t seqlen_k = random_below(1500);
+    const uint32_t at_border = ratio * (random_below(3) * tokens_per_block + random_below(2)) + random_below(3);
+    const uint32_t lengths[] = {random_below(1500), at_border > 0 ? at_border - 1 : 0};
+    uint32_t seqlen_k = lengths[random_below(2)];
     uint32_t needed = (seqlen_k / ratio + tokens_per_block - 1) / tokens_per_block;
     sequences[i] = (kvpool_sequence){.seqlen_k = seqlen_k,
-                                     .seqlen_q = random_below(seqlen_k + 1),
+                                     .seqlen_q = random_below(4) == 0 ? seqlen_k : random_below(seqlen_k + 1),
                                      .block_table = tables[i],
                                      .table_count = needed + random_below(3)};
   }
@@ -174,7 +154,7 @@ static void test_compressed_against_model(void **state) {
         KVPOOL_OK);
     for (size_t s = 0; s < sequence_count; s++) {
       assert_int_equal(cu_seqlens[s], row);
-      int64_t first_row = row, visible = 0;
+      int64_t first_row = row, visible = 0, before = 0, new_begin = -1, new_end = -1;
       /* Token after token: every ratio-th completes a compressed one, which the queries from there on see. */
       for (int64_t position = 0; position < sequences[s].seqlen_k; position++) {
         if ((position + 1) % ratio == 0) {
@@ -182,12 +162,18 @@ static void test_compressed_against_model(void **state) {
           row++;
           visible++;
         }
+        before += position + 1 == sequences[s].seqlen_k - sequences[s].seqlen_q ? visible : 0;
         if (position >= sequences[s].seqlen_k - sequences[s].seqlen_q) {
           assert_int_equal(ks[query], first_row);
           assert_int_equal(ke[query], first_row + visible);
           query++;
         }
       }
+      assert_int_equal(kvpool_plan_new_compressed(sequences[s].seqlen_k, sequences[s].seqlen_q, ratio, &new_begin,
+                                                  &new_end, &error),
+                       KVPOOL_OK);
+      assert_int_equal(new_begin, before);
+      assert_int_equal(new_end, visible);
       if (visible == 0) {
         assert_int_equal(rows[row], -1);
         row++;
@@ -196,16 +182,6 @@ static void test_compressed_against_model(void **state) {
     assert_int_equal(total_k, row);
     assert_int_equal(cu_seqlens[sequence_count], row);
   }
-}
-
-static void expect_error(const kvpool_error *error, kvpool_status status, const char *array, int64_t position,
-                         int64_t value, const char *text_part) {
-  assert_int_equal(error->status, status);
-  assert_string_equal(error->array, array);
-  assert_int_equal(error->position, position);
-  assert_int_equal(error->value, value);
-  assert_int_equal(error->op, -1);
-  assert_non_null(strstr(error->text, text_part));
 }
 
 static void test_bad_ranges(void **state) {
@@ -282,6 +258,11 @@ static void test_bad_batches(void **state) {
   assert_int_equal(kvpool_plan_compressed_visible(sequences, 2, 4, cu_seqlens, ks, ke, 65, &error), KVPOOL_OK);
   assert_int_equal(kvpool_plan_compressed_visible(sequences, 2, 4, cu_seqlens, ks, ke, 64, &error),
                    KVPOOL_OUT_OF_RANGE);
+  cu_seqlens[2]++;
+  assert_int_equal(kvpool_plan_compressed_visible(sequences, 2, 4, cu_seqlens, ks, ke, 65, &error),
+                   KVPOOL_INVALID_ARGUMENT);
+  expect_error(&error, KVPOOL_INVALID_ARGUMENT, "cu_seqlens", 2, 49, "48");
+  cu_seqlens[2]--;
   cu_seqlens[1] = 15;
   assert_int_equal(kvpool_plan_compressed_visible(sequences, 2, 4, cu_seqlens, ks, ke, 65, &error),
                    KVPOOL_INVALID_ARGUMENT);
