@@ -6,6 +6,7 @@
 #ifndef KVPOOL_KERNELS_OPS_H
 #define KVPOOL_KERNELS_OPS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/format.h"
@@ -47,6 +48,7 @@ struct kvp_store_params {
   struct kvp_rows source; /* [>= row_count, elements] BF16 */
   const int32_t *slots;   /* [row_count] */
   uint64_t row_count;
+  uint64_t rows_skipped;     /* slots that are -1; only where the array was checked before */
   struct kvp_rows cast_back; /* [row_count, elements] BF16; base NULL: none */
   struct kvp_owner_check check;
 };
@@ -67,7 +69,91 @@ struct kvp_load_params {
   uint64_t total_k;       /* rows of out */
   struct kvp_rows out;    /* [total_k, loaded_row_bytes] */
   struct kvp_rows scales; /* [total_k, loaded_scale_bytes]; base NULL when the format has none */
+  /* Only where the array was checked before: */
+  uint64_t rows;             /* of all segments */
+  uint64_t rows_zeroed;      /* of those whose block is -1 */
+  uint64_t segment_rows_max; /* of one segment */
+  /* Only where it was not: rows taken so far by all ranges of the op, in the backend's memory, zero before. Together
+   * they take no more than total_k, so that overlapping segments can't make an op longer than its output. */
+  uint64_t *rows_taken;
   struct kvp_owner_check check;
+};
+
+/* ---- indices: OPS.md "convert_kv_index", "swa_index_decode", "expand_swa_index", "kv_index_cat" ----
+ *
+ * Matrices of int32 are rows with a stride, a multiple of 4; out has at least one column. Their contents are never
+ * trusted: an entry that is wrong gives -1 and counts as one of rows_rejected, and so does a row that is wrong as a
+ * whole. bytes_read and bytes_written are those of the matrices. */
+
+/* x -> table[b, x / tpb] * tpb + x % tpb for the first valid[b, s] entries of each list, -1 behind them. */
+struct kvp_convert_index_params {
+  struct kvp_rows topk;   /* [batch * queries, columns] */
+  struct kvp_rows out;    /* the same shape; may be topk itself */
+  struct kvp_rows tables; /* [batch, table_columns] block ids */
+  const int32_t *valid;   /* [batch * queries], clamped to [0, columns] */
+  uint64_t batch;
+  uint64_t queries;
+  uint64_t columns;
+  uint64_t table_columns;
+  uint32_t tokens_per_block;
+  uint32_t num_blocks;
+};
+
+/* [start_slot, valid_length] -> the ring slots of a window, in order. */
+struct kvp_swa_index_params {
+  const int32_t *offset_len; /* [queries, 2] */
+  struct kvp_rows out;       /* [queries, window] */
+  uint64_t queries;
+  uint64_t window;
+  uint32_t ring_tokens; /* the region's tokens_per_block */
+  uint32_t num_blocks;
+};
+
+/* [offset1, len1, offset2, len2] -> two runs of columns. */
+struct kvp_expand_index_params {
+  const int32_t *pivots; /* [row_count, 4] */
+  struct kvp_rows out;   /* [row_count, width] */
+  uint64_t row_count;
+  uint64_t width;
+};
+
+/* left | right + base. */
+struct kvp_cat_index_params {
+  struct kvp_rows left;  /* [row_count, left_columns] */
+  struct kvp_rows right; /* [row_count, right_columns] */
+  struct kvp_rows out;   /* [row_count, left_columns + right_columns] */
+  uint64_t row_count;
+  uint64_t left_columns;
+  uint64_t right_columns;
+  int32_t base; /* >= 0 */
+};
+
+/* ---- fused store: OPS.md "fused_store" ---- */
+
+enum kvp_fused_flag { KVP_FUSED_NEOX = 1, KVP_FUSED_HADAMARD = 2, KVP_FUSED_ROUND_TO_BF16 = 4 };
+
+/* RMSNorm, RoPE, Hadamard, then as a store; elements of the region's format, a power of two. */
+struct kvp_fused_store_params {
+  struct kvp_store_params
+      store; /* its source: the rows before the norm; a row without slot and cast_back is not read */
+  const uint16_t *norm_weight; /* [elements] BF16 */
+  const int32_t *positions;    /* [row_count] */
+  struct kvp_rows cos_sin;     /* [position_count, rotary_dims] float32: cosines, then sines */
+  uint64_t position_count;
+  uint32_t rotary_dims; /* even; rope_offset + rotary_dims <= elements */
+  uint32_t rope_offset;
+  float eps;
+  uint32_t flags;         /* kvp_fused_flag */
+  bool positions_checked; /* else a row outside the table is rejected */
+};
+
+/* ---- blocks: OPS.md "copy_blocks", "zero_blocks"; one region, every layer ---- */
+
+struct kvp_blocks_params {
+  uint8_t *base; /* of the region */
+  const struct kvp_geometry *geometry;
+  const int32_t *pairs; /* copy: [count, 2] = [from, to]; zero: [count] blocks. Checked. */
+  uint64_t count;
 };
 
 /* ---- host backend: kernels/host/ ---- */
@@ -79,6 +165,30 @@ void kvp_host_store(const struct kvp_store_params *params, uint64_t row_begin, u
 /* Output work of segments [segment_begin, segment_end). */
 void kvp_host_load(const struct kvp_load_params *params, uint64_t segment_begin, uint64_t segment_end,
                    struct kvp_op_counts *counts);
+
+/* Rows [row_begin, row_end) as above. Each row counts once: stored, skipped (-1), or rejected, which it is for its
+ * position even where its slot is -1. rows_nonfinite and groups_saturated are those of rows after the norm;
+ * bytes_read is source rows, bytes_written records and cast-back rows. */
+void kvp_host_fused_store(const struct kvp_fused_store_params *params, uint64_t row_begin, uint64_t row_end,
+                          struct kvp_op_counts *counts);
+
+/* Output rows [row_begin, row_end): lists of convert_index are batch * queries. Matrices are counted as whole rows:
+ * bytes_read those of topk, left and right, bytes_written those of out. */
+void kvp_host_convert_index(const struct kvp_convert_index_params *params, uint64_t row_begin, uint64_t row_end,
+                            struct kvp_op_counts *counts);
+void kvp_host_swa_index(const struct kvp_swa_index_params *params, uint64_t row_begin, uint64_t row_end,
+                        struct kvp_op_counts *counts);
+void kvp_host_expand_index(const struct kvp_expand_index_params *params, uint64_t row_begin, uint64_t row_end,
+                           struct kvp_op_counts *counts);
+void kvp_host_cat_index(const struct kvp_cat_index_params *params, uint64_t row_begin, uint64_t row_end,
+                        struct kvp_op_counts *counts);
+
+/* Units [unit_begin, unit_end): unit = layer * count + entry, num_layers * count in all. A block that is a target of
+ * one pair is in no other; bytes are those of whole blocks, padding included. */
+void kvp_host_copy_blocks(const struct kvp_blocks_params *params, uint64_t unit_begin, uint64_t unit_end,
+                          struct kvp_op_counts *counts);
+void kvp_host_zero_blocks(const struct kvp_blocks_params *params, uint64_t unit_begin, uint64_t unit_end,
+                          struct kvp_op_counts *counts);
 
 /* Name of the instruction set the host kernels use on this machine: "avx2", "baseline". */
 const char *kvp_host_isa(void);

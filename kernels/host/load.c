@@ -2,7 +2,8 @@
  *
  * Main caches are dequantized row by row; index caches and bf16 are copied, a whole segment at once where rows are
  * dense. It runs on a worker thread of the executor, over a range of segments, and keeps its counts to itself until
- * the end. A segment is checked here when nobody could check it before.
+ * the end. A segment is checked here when nobody could check it before, and then takes its rows from a budget that all
+ * ranges of the op share.
  */
 #include <assert.h>
 #include <stdbool.h>
@@ -49,6 +50,19 @@ KVP_INLINE bool take_segment(const struct kvp_load_params *params, uint64_t inde
   return false;
 }
 
+/* How many of `rows` the op's budget still has; the rest is counted. */
+KVP_INLINE uint64_t take_rows(const struct kvp_load_params *params, uint64_t rows, struct kvp_op_counts *counts) {
+  assert((params->rows_taken != NULL) == (params->check.entries != NULL));
+  if (params->rows_taken == NULL) {
+    return rows;
+  }
+  uint64_t before = __atomic_fetch_add(params->rows_taken, rows, __ATOMIC_RELAXED);
+  uint64_t left = before < params->total_k ? params->total_k - before : 0;
+  uint64_t taken = rows < left ? rows : left;
+  counts->rows_rejected += rows - taken;
+  return taken;
+}
+
 KVP_INLINE void zero_rows(const struct kvp_rows *rows, uint64_t first, uint64_t row_count, uint64_t row_bytes) {
   uint8_t *to = kvp_rows_at(rows, first);
   if (rows->stride_bytes == row_bytes) {
@@ -86,7 +100,7 @@ KVP_INLINE void load_segments(const struct kvp_load_params *params, uint64_t seg
       continue;
     }
     uint64_t first = (uint64_t)segment.dst_offset;
-    uint64_t row_count = (uint64_t)(segment.src_end - segment.src_begin);
+    uint64_t row_count = take_rows(params, (uint64_t)(segment.src_end - segment.src_begin), &local);
     if (row_count == 0) {
       continue; /* an op without output rows may have no output at all */
     }

@@ -321,6 +321,10 @@ void reference_load(const struct kvp_load_params *params, struct kvp_op_counts *
       continue;
     }
     for (int64_t row = 0; row < rows; row++) {
+      if (params->rows_taken != NULL && (*params->rows_taken)++ >= params->total_k) {
+        counts->rows_rejected++;
+        continue;
+      }
       load_row(params, segment->src_block, (uint64_t)(segment->src_begin + row),
                (uint64_t)(segment->dst_offset + row));
       counts->rows_loaded++;
