@@ -1,0 +1,69 @@
+/* CUDA backend: launchers of the ops in kernels/ops.h.
+ *
+ * Every pointer in a params struct is one that kernels can follow: device memory, or host memory that was registered.
+ * Geometries are read on the host and copied into the launch. A launcher never allocates, never synchronises and
+ * never fails for what a client asked; an error is one of CUDA itself. A row count of 0 launches nothing. The calling
+ * thread's current device is the one that runs it, and kvp_cuda_kernels_load was called for it.
+ *
+ * Arithmetic: FORMATS sections 4 and 5, the same bytes as the host backend.
+ */
+#ifndef KVPOOL_KERNELS_CUDA_LAUNCH_H
+#define KVPOOL_KERNELS_CUDA_LAUNCH_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What one op found out, in device memory: zero before the launch; kernels add to it and write started_ns.
+ * Of an array that was checked before, only rows_nonfinite and groups_saturated are counted: the rest is known. */
+struct kvp_cuda_counts {
+  uint64_t rows_stored;
+  uint64_t rows_loaded; /* zero rows among them */
+  uint64_t rows_zeroed;
+  uint64_t rows_skipped;
+  uint64_t rows_rejected;
+  uint64_t rows_nonfinite;
+  uint64_t groups_saturated;
+  uint64_t rows_taken; /* kvp_load_params.rows_taken points here */
+  uint64_t started_ns; /* the GPU's %globaltimer when the op's first block ran; 0: no kernel of ours ran */
+  uint64_t reserved;
+};
+
+/* The end of a step: counts to the host and zero again, then the value to the timeline. */
+struct kvp_cuda_signal {
+  struct kvp_cuda_counts *counts; /* device, [op_count] */
+  struct kvp_cuda_counts *found;  /* registered host memory, [op_count] */
+  uint64_t *finished_ns;          /* registered host memory: %globaltimer */
+  uint64_t *timeline;             /* registered host memory */
+  uint64_t value;
+  uint32_t op_count;
+};
+
+/* Loads every kernel of this file for the current device, so that no launch has to. */
+cudaError_t kvp_cuda_kernels_load(void);
+
+cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *params, struct kvp_cuda_counts *counts,
+                                  cudaStream_t stream);
+cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params, struct kvp_cuda_counts *counts,
+                                 cudaStream_t stream);
+/* Whoever sees the value sees everything that was launched on the stream before. */
+cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream);
+/* Does nothing: what a launch costs at least. For benchmarks and clocks: writes %globaltimer when now_ns is not NULL. */
+cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream);
+
+/* What the op's report says: `found` and what was known before. */
+void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct kvp_cuda_counts *found,
+                           struct kvp_op_counts *out);
+void kvp_cuda_load_counts(const struct kvp_load_params *params, const struct kvp_cuda_counts *found,
+                          struct kvp_op_counts *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,149 @@
+/* What kernels are given, where records lie, and who may touch a block: what store and load share.
+ *
+ * Indices from memory that others can write are read exactly once, into a register of one lane, before they are
+ * checked. Addresses are 64-bit.
+ */
+#ifndef KVPOOL_KERNELS_CUDA_LAYOUT_CUH
+#define KVPOOL_KERNELS_CUDA_LAYOUT_CUH
+
+#include <stdint.h>
+
+#include "kernels/cuda/format.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
+#include "proto/owner_entry.h"
+
+namespace kvp {
+
+constexpr uint32_t full_warp = 0xFFFFFFFF;
+
+/* n / divisor for n < 2^31: (n * multiplier) >> (31 + shift), where 2^shift >= divisor and the multiplier is
+ * 2^(31 + shift) / divisor rounded up. Rounding adds less than n * divisor / 2^(31 + shift) < 1 to n * multiplier's
+ * quotient, not enough to reach the next integer. */
+struct divisor {
+  uint32_t value;
+  uint32_t multiplier;
+  uint32_t shift;
+
+  static divisor make(uint32_t value) {
+    uint32_t shift = 0;
+    while ((UINT64_C(1) << shift) < value) {
+      shift++;
+    }
+    uint64_t power = UINT64_C(1) << (31 + shift);
+    return divisor{value, (uint32_t)((power + value - 1) / value), shift};
+  }
+  __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return __umulhi(n << 1, multiplier) >> shift; }
+};
+
+/* One layer: record (block, offset) has its data at base + block * block_stride + offset * data_step, its scales at
+ * base + block * block_stride + scales_begin + offset * scale_step; the steps are the format's. */
+struct layer_layout {
+  uint8_t *base;
+  uint64_t block_stride_bytes;
+  uint64_t scales_begin_bytes;
+  uint32_t num_blocks;
+  uint32_t slots; /* num_blocks * tokens_per_block */
+  divisor tokens_per_block;
+
+  static layer_layout make(const kvp_layer &layer) {
+    const kvp_geometry &geometry = *layer.geometry;
+    bool interleaved = geometry.format->token_interleaved;
+    return layer_layout{layer.base,
+                        geometry.block_stride_bytes,
+                        (interleaved ? 1 : (uint64_t)geometry.tokens_per_block) * geometry.sizes.data_bytes,
+                        geometry.num_blocks,
+                        geometry.num_blocks * geometry.tokens_per_block,
+                        divisor::make(geometry.tokens_per_block)};
+  }
+};
+
+struct store_args {
+  layer_layout layer;
+  kvp_rows source;
+  kvp_rows cast_back;
+  const int32_t *slots;
+  uint64_t row_count;
+  kvp_owner_check check;
+  kvp_cuda_counts *counts;
+  uint32_t row_bytes; /* bf16 only */
+
+  static store_args make(const kvp_store_params &params, kvp_cuda_counts *counts) {
+    return store_args{layer_layout::make(params.layer),
+                      params.source,
+                      params.cast_back,
+                      params.slots,
+                      params.row_count,
+                      params.check,
+                      counts,
+                      params.layer.geometry->sizes.row_bytes};
+  }
+};
+
+/* How a load is cut up among warps, one piece each at a time: a segment is `pieces` of them, of piece_rows rows; where
+ * that is not enough, piece p also takes the rows of p + pieces and so on. */
+struct load_cut {
+  uint32_t pieces;
+  uint32_t piece_rows;
+};
+
+struct load_args {
+  layer_layout layer;
+  kvp_rows out;
+  kvp_rows scales;
+  const int32_t *segments; /* 4 a segment */
+  uint64_t segment_count;
+  uint64_t total_k;
+  uint64_t *rows_taken;
+  kvp_owner_check check;
+  kvp_cuda_counts *counts;
+  uint32_t row_bytes; /* bf16 only */
+  load_cut cut;
+  uint32_t step_pieces; /* from one piece of a warp to its next: so many segments and pieces */
+  uint64_t step_segments;
+
+  static load_args make(const kvp_load_params &params, kvp_cuda_counts *counts, load_cut cut, uint64_t warps) {
+    return load_args{layer_layout::make(params.layer),
+                     params.out,
+                     params.scales,
+                     (const int32_t *)params.segments,
+                     params.segment_count,
+                     params.total_k,
+                     params.rows_taken,
+                     params.check,
+                     counts,
+                     params.layer.geometry->sizes.row_bytes,
+                     cut,
+                     (uint32_t)(warps % cut.pieces),
+                     warps / cut.pieces};
+  }
+};
+
+/* block < num_blocks; check.entries is not NULL. Sealed blocks may be read only. */
+__device__ __forceinline__ bool owner_allows(const kvp_owner_check &check, uint32_t block, bool write) {
+  if (check.owner == 0) {
+    return true;
+  }
+  uint64_t entry = read_once(&check.entries[block]);
+  uint32_t state = (uint32_t)(entry >> 16) & 0xFF;
+  bool usable = state == KVP_BLOCK_LEASED || (!write && state == KVP_BLOCK_SEALED);
+  return usable && ((uint32_t)entry & 0xFFFF) == check.owner && entry >> 24 <= check.epoch;
+}
+
+template <class value> __device__ __forceinline__ value from_lane(value v, int lane) {
+  return __shfl_sync(full_warp, v, lane);
+}
+
+__device__ __forceinline__ int lane_index() {
+  return (int)(threadIdx.x % lanes_per_warp);
+}
+__device__ __forceinline__ uint64_t warp_index() {
+  return (uint64_t)blockIdx.x * (blockDim.x / lanes_per_warp) + threadIdx.x / lanes_per_warp;
+}
+__device__ __forceinline__ uint64_t warp_count() {
+  return (uint64_t)gridDim.x * (blockDim.x / lanes_per_warp);
+}
+
+} // namespace kvp
+
+#endif

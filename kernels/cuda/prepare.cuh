@@ -1,0 +1,52 @@
+/* Launching, for the files that do: one way to launch, and what is found out about a kernel and a device before the
+ * first launch so that none has to ask. Host code, the threads of the executor: prepared once, read afterwards.
+ */
+#ifndef KVPOOL_KERNELS_CUDA_PREPARE_CUH
+#define KVPOOL_KERNELS_CUDA_PREPARE_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+namespace kvp {
+
+constexpr int devices_max = 64;
+constexpr uint64_t grid_blocks_max = 1 << 24; /* times 32 warps: below 2^32; kernels go round */
+
+/* How many blocks of a kernel fill the device. Loads the kernel, too. */
+inline cudaError_t resident_blocks_find(const void *kernel, int threads, int device, uint32_t *out) {
+  cudaFuncAttributes attributes;
+  int multiprocessors;
+  int blocks;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0);
+  }
+  if (error == cudaSuccess) {
+    *out = (uint32_t)blocks * (uint32_t)multiprocessors;
+  }
+  return error;
+}
+
+template <class parameter>
+inline cudaError_t launch(void (*kernel)(parameter), uint32_t blocks, uint32_t threads, cudaStream_t stream,
+                          parameter argument) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, argument);
+}
+
+inline uint64_t divide_up(uint64_t a, uint64_t b) {
+  return a / b + (a % b != 0);
+}
+
+cudaError_t store_prepare(int device);
+cudaError_t load_prepare(int device);
+
+} // namespace kvp
+
+#endif

@@ -1,0 +1,67 @@
+/* The end of a step, and what a launch costs: two kernels of one block. The launchers' half of it is host code that
+ * knows nothing but CUDA.
+ */
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/prepare.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace kvp {
+
+constexpr int signal_threads = 128;
+constexpr uint32_t count_words = sizeof(kvp_cuda_counts) / sizeof(uint64_t);
+
+/* Every thread makes its own writes visible to the system before the barrier; the release store behind it covers what
+ * kernels launched before have written. */
+__global__ void __launch_bounds__(signal_threads) signal_kernel(const __grid_constant__ kvp_cuda_signal signal) {
+  uint64_t *counts = (uint64_t *)signal.counts;
+  uint64_t *found = (uint64_t *)signal.found;
+  for (uint32_t i = threadIdx.x; i < signal.op_count * count_words; i += signal_threads) {
+    found[i] = counts[i];
+    counts[i] = 0;
+  }
+  if (threadIdx.x == 0) {
+    *signal.finished_ns = global_timer_ns();
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    store_release_system(signal.timeline, signal.value);
+  }
+}
+
+__global__ void empty_kernel(uint64_t *now_ns) {
+  if (now_ns != nullptr) {
+    *now_ns = global_timer_ns();
+  }
+}
+
+} // namespace kvp
+
+extern "C" cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream) {
+  return kvp::launch(kvp::signal_kernel, 1, kvp::signal_threads, stream, *signal);
+}
+
+extern "C" cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream) {
+  return kvp::launch(kvp::empty_kernel, 1, 1, stream, now_ns);
+}
+
+extern "C" cudaError_t kvp_cuda_kernels_load(void) {
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  if (device >= kvp::devices_max) {
+    return cudaErrorInvalidDevice;
+  }
+  const void *const kernels[] = {(const void *)kvp::signal_kernel, (const void *)kvp::empty_kernel};
+  for (const void *kernel : kernels) {
+    cudaFuncAttributes attributes;
+    error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  error = kvp::store_prepare(device);
+  return error != cudaSuccess ? error : kvp::load_prepare(device);
+}

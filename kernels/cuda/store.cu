@@ -1,0 +1,129 @@
+/* store: which kernel is launched, and how wide. See store_kernel.cuh. */
+#include <assert.h>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/prepare.cuh"
+#include "kernels/cuda/store_copy_kernel.cuh"
+#include "kernels/cuda/store_kernel.cuh"
+
+namespace kvp {
+
+using store_kernel_fn = void(const store_args);
+
+/* One kernel and what is known of it. */
+struct store_entry {
+  store_kernel_fn *kernel;
+  int threads;
+  int rows; /* of a warp at a time */
+  uint32_t resident_blocks[devices_max];
+};
+
+/* Few rows: a row a warp, so that all of them are on their way at once. */
+enum store_size { store_few, store_many, store_sizes };
+
+using few = store_tuning<1, 128, load_hint::no_allocate, store_hint::plain>;
+using many = store_tuning<4, 256, load_hint::no_allocate, store_hint::plain>;
+
+template <class format, class tuning, bool checked, bool cast_back> constexpr store_entry quantizing() {
+  return store_entry{
+      store_kernel<format, tuning, checked, cast_back>, tuning::threads, store_batch<format, tuning>::rows, {}};
+}
+template <class tuning, bool checked, bool cast_back> constexpr store_entry copying() {
+  return store_entry{store_copy_kernel<tuning, checked, cast_back>, tuning::threads, tuning::passes, {}};
+}
+
+#define KVP_QUANTIZING(format, cast_back)                                                                            \
+  {                                                                                                                  \
+    {quantizing<format, few, false, cast_back>(), quantizing<format, many, false, cast_back>()}, {                   \
+      quantizing<format, few, true, cast_back>(), quantizing<format, many, true, cast_back>()                        \
+    }                                                                                                                \
+  }
+#define KVP_COPYING(cast_back)                                                                                       \
+  {                                                                                                                  \
+    {copying<few, false, cast_back>(), copying<many, false, cast_back>()}, {                                         \
+      copying<few, true, cast_back>(), copying<many, true, cast_back>()                                              \
+    }                                                                                                                \
+  }
+
+/* [format][cast-back][array was checked][store_size]; index caches have no cast-back. */
+static store_entry entries[kvp_format_count][2][2][store_sizes] = {
+    {KVP_QUANTIZING(format_v41, false), KVP_QUANTIZING(format_v41, true)},
+    {KVP_QUANTIZING(format_v41_fp4, false), KVP_QUANTIZING(format_v41_fp4, true)},
+    {KVP_QUANTIZING(format_index_fp4, false)},
+    {KVP_QUANTIZING(format_index_fp8_f32, false)},
+    {KVP_QUANTIZING(format_index_mxfp8, false)},
+    {KVP_COPYING(false), KVP_COPYING(true)},
+};
+static_assert(KVP_FORMAT_V41 == 0 && KVP_FORMAT_V41_FP4 == 1 && KVP_FORMAT_INDEX_FP4 == 2 &&
+                  KVP_FORMAT_INDEX_FP8_F32 == 3 && KVP_FORMAT_INDEX_MXFP8 == 4 && KVP_FORMAT_BF16 == 5,
+              "the table is in catalogue order");
+
+cudaError_t store_prepare(int device) {
+  store_entry *all = &entries[0][0][0][0];
+  for (size_t i = 0; i < sizeof(entries) / sizeof(store_entry); i++) {
+    if (all[i].kernel != nullptr) {
+      cudaError_t error =
+          resident_blocks_find((const void *)all[i].kernel, all[i].threads, device, &all[i].resident_blocks[device]);
+      if (error != cudaSuccess) {
+        return error;
+      }
+    }
+  }
+  return cudaSuccess;
+}
+
+static bool has_cast_back(const kvp_store_params &params) {
+  const kvp_format &format = *params.layer.geometry->format;
+  return params.cast_back.base != nullptr && (format.dequantize_on_load || format.id == KVP_FORMAT_BF16);
+}
+
+} // namespace kvp
+
+extern "C" cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *params, struct kvp_cuda_counts *counts,
+                                             cudaStream_t stream) {
+  using namespace kvp;
+  if (params->row_count == 0) {
+    return cudaSuccess;
+  }
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  const kvp_geometry &geometry = *params->layer.geometry;
+  bool checked = params->check.entries == nullptr;
+  const store_entry *sizes = entries[geometry.format->id][has_cast_back(*params)][checked];
+  /* The wide kernel starts to pay when the narrow one would need a second round. */
+  const store_entry &narrow = sizes[store_few];
+  assert(narrow.resident_blocks[device] > 0); /* kernels were loaded */
+  uint64_t few_rows = (uint64_t)narrow.resident_blocks[device] * (narrow.threads / lanes_per_warp) * narrow.rows;
+  const store_entry &entry = sizes[params->row_count <= few_rows ? store_few : store_many];
+  uint32_t rows = entry.rows;
+  if (geometry.format->id == KVP_FORMAT_BF16) {
+    rows *= lanes_per_warp >> row_split::make(geometry.sizes.row_bytes).shift;
+  }
+  uint64_t blocks = divide_up(params->row_count, (uint64_t)rows * (entry.threads / lanes_per_warp));
+  uint64_t blocks_max = checked ? grid_blocks_max : entry.resident_blocks[device];
+  store_args args = store_args::make(*params, counts);
+  return launch(entry.kernel, (uint32_t)(blocks < blocks_max ? blocks : blocks_max), entry.threads, stream, args);
+}
+
+extern "C" void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct kvp_cuda_counts *found,
+                                      struct kvp_op_counts *out) {
+  const kvp_format_sizes &sizes = params->layer.geometry->sizes;
+  *out = kvp_op_counts{};
+  if (params->check.entries == nullptr) {
+    out->rows_skipped = params->rows_skipped;
+    out->rows_stored = params->row_count - params->rows_skipped;
+  } else {
+    out->rows_skipped = found->rows_skipped;
+    out->rows_stored = found->rows_stored;
+    out->rows_rejected = found->rows_rejected;
+  }
+  out->rows_nonfinite = found->rows_nonfinite;
+  out->groups_saturated = found->groups_saturated;
+  uint64_t cast_back = kvp::has_cast_back(*params) ? out->rows_stored + out->rows_skipped : 0;
+  uint64_t read = cast_back != 0 ? cast_back : out->rows_stored;
+  out->bytes_read = read * sizes.row_bytes;
+  out->bytes_written = out->rows_stored * sizes.bytes_per_token + cast_back * sizes.row_bytes;
+}

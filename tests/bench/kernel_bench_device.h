@@ -1,0 +1,37 @@
+/* Device code of the kernel benchmarks, and the ways to build the v41 and v41_fp4 kernels that --variants compares. */
+#ifndef KVPOOL_TESTS_BENCH_KERNEL_BENCH_DEVICE_H
+#define KVPOOL_TESTS_BENCH_KERNEL_BENCH_DEVICE_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* `elements` bell-shaped BF16 numbers around 0. */
+cudaError_t kernel_bench_fill_rows(uint8_t *rows, uint64_t elements, cudaStream_t stream);
+/* Reads memory and forgets it. */
+cudaError_t kernel_bench_read(const uint8_t *memory, uint64_t bytes, cudaStream_t stream);
+
+struct kvp_cuda_counts;
+
+/* One build of a kernel; only one of the launchers is there. Blocks divide the segments of a load evenly. */
+struct kernel_variant {
+  const char *text;
+  enum kvp_format_id format;
+  cudaError_t (*store)(const struct kvp_store_params *params, struct kvp_cuda_counts *counts, cudaStream_t stream);
+  cudaError_t (*load)(const struct kvp_load_params *params, struct kvp_cuda_counts *counts, cudaStream_t stream);
+};
+
+/* NULL past the last. */
+const struct kernel_variant *kernel_variant_get(uint32_t index);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
