@@ -78,10 +78,20 @@ struct kvp_control_buffer {
   uint32_t reserved;
 };
 
+enum kvp_control_ready_flag {
+  KVP_READY_MPS = 1,        /* the device's contexts are clients of an MPS server */
+  KVP_READY_DEVICE_FDS = 2, /* chunks are descriptors of a driver: no memfds, nothing about them can be checked */
+};
+
 struct kvp_control_ready {
   uint32_t version;
   uint32_t pid;
-  uint64_t memory_bytes; /* the device's own figure; host: what the machine has */
+  uint64_t memory_bytes;             /* the device's own figure; host: what the machine has */
+  uint64_t memory_free_bytes;        /* of them, before this executor has any memory of a pool or buffer */
+  uint64_t memory_granularity_bytes; /* a memory takes a multiple of it; 1: as many bytes as it has */
+  uint32_t flags;
+  uint32_t reserved;
+  char driver[kvp_name_bytes_max]; /* "580.95.05, CUDA 13.0"; "" for the host */
   char description[kvp_note_bytes_max];
 };
 

@@ -86,7 +86,7 @@ static enum kvp_status pool_attach(struct kvp_control *control, struct kvp_error
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "pool %llu: %u descriptors, its owner table's is needed",
                          (unsigned long long)request.pool_id, control->message.fd_count);
   }
-  struct kvp_pool *pool = kvp_pool_new(&request, control->message.fds[0], error);
+  struct kvp_pool *pool = kvp_pool_new(&request, control->message.fds[0], control->memories.device, error);
   if (pool == NULL) {
     return (enum kvp_status)error->status;
   }
@@ -224,6 +224,10 @@ static void *control_main(void *argument) {
   struct kvp_fd_message *message = &control->message;
   enum kvp_status status = KVP_OK;
   (void)pthread_setname_np(pthread_self(), "kvp-control");
+  struct kvp_device *device = control->memories.device;
+  if (device->backend->thread_begin != NULL) {
+    device->backend->thread_begin(device);
+  }
   while ((status = kvp_fd_socket_receive(control->socket, message)) == KVP_OK) {
     const uint32_t expected = body_bytes_of(message->kind);
     if (expected == 0 || message->body_bytes != expected) {
@@ -234,13 +238,17 @@ static void *control_main(void *argument) {
     }
     struct kvp_error error = {.op = -1, .position = -1};
     bool wants_reply = false;
-    if (message_handle(control, &wants_reply, &error) != KVP_OK) {
+    const enum kvp_status handled = message_handle(control, &wants_reply, &error);
+    if (handled != KVP_OK) {
       kvp_log(KVP_LOG_WARNING, "control_request_refused", "kind=%u status=%s text=\"%s\"", message->kind,
               kvp_status_name((enum kvp_status)error.status), error.text);
     }
     kvp_fd_message_close_fds(message);
     if (wants_reply) {
       kvp_control_result_send(control->socket, message->request, &error);
+    }
+    if (handled == KVP_DEVICE_LOST) {
+      kvp_server_check_device(control->server);
     }
   }
   control->closed_by_peer = status == KVP_CANCELLED;

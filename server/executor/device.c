@@ -3,14 +3,27 @@
 
 #include <string.h>
 
+#ifdef KVP_HAVE_CUDA
+extern const struct kvp_device_backend kvp_device_cuda;
+#define CUDA_BACKEND  &kvp_device_cuda
+#define BACKEND_KINDS "host:N, cuda:N"
+#else
+#define CUDA_BACKEND  NULL
+#define BACKEND_KINDS "host:N"
+#endif
+
 /* A backend that is not built in is told apart from one that does not exist. */
 static const struct {
   const char *prefix;
   const struct kvp_device_backend *backend;
 } backends[] = {
     {"host:", &kvp_device_host},
-    {"cuda:", NULL},
+    {"cuda:", CUDA_BACKEND},
 };
+
+const char *kvp_device_kinds(void) {
+  return BACKEND_KINDS;
+}
 
 enum kvp_status kvp_device_open(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
                                 struct kvp_error *error) {
@@ -19,8 +32,8 @@ enum kvp_status kvp_device_open(const char *name, const struct kvp_device_option
       continue;
     }
     if (backends[i].backend == NULL) {
-      return kvp_error_set(error, KVP_UNIMPLEMENTED, "device '%s': this kvpool-exec has no backend for '%s'", name,
-                           backends[i].prefix);
+      return kvp_error_set(error, KVP_UNIMPLEMENTED, "device '%s': this kvpool-exec has no backend for '%s', only %s",
+                           name, backends[i].prefix, kvp_device_kinds());
     }
     return backends[i].backend->open(name, options, out, error);
   }

@@ -1,7 +1,7 @@
 /* A device as the executor sees it: memory, queues, ops. One vtable a backend.
  *
  * Memory functions are slow and belong to the control thread; queues and launches belong to the serving thread.
- * Both may run at once. A launch never waits: an op runs behind those launched on its queue before, ops of
+ * Both may run at once. A launch never waits: a step runs behind those launched on its queue before, steps of
  * different queues run side by side.
  */
 #ifndef KVPOOL_EXECUTOR_DEVICE_H
@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "kernels/ops.h"
+#include "proto/control_wire.h"
 #include "proto/limits.h"
 #include "proto/status.h"
 #include "server/executor/timeline.h"
@@ -34,11 +35,12 @@ struct kvp_transfer_params {
 };
 
 struct kvp_signal_params {
-  struct kvp_timeline *timeline;
+  struct kvp_timeline *timeline; /* at the address where host_register put it */
   uint64_t value;
 };
 
-/* One launched op: the caller's, untouched by him until a signal launched behind it is seen. */
+/* One launched op: the caller's, untouched by him until the signal of its step is seen and the step collected.
+ * Arrays that were checked, and host bytes of transfers, lie in the step's own memory; ops may share them. */
 struct kvp_device_op {
   enum kvp_device_op_kind kind;
   union {
@@ -50,7 +52,7 @@ struct kvp_device_op {
   struct kvp_op_counts counts; /* zeroed by the caller, filled by the device */
   uint64_t started_ns;
   uint64_t finished_ns;
-  struct kvp_device_op *next; /* the device's */
+  struct kvp_device_op *next; /* of the same step; after the launch the device's */
 };
 
 /* Memory of the device, mapped into one range of addresses with something unmapped on both sides. */
@@ -61,12 +63,16 @@ struct kvp_memory {
 
 struct kvp_device_options {
   uint32_t thread_count;       /* host: kernel threads; 0 = one per core */
-  void (*wake)(void *context); /* a timeline was written; called from any thread, no lock held */
+  void (*wake)(void *context); /* a timeline was written; called from any thread, no lock held; see `polled` */
   void *wake_context;
 };
 
 struct kvp_device_description {
   uint64_t memory_bytes;
+  uint64_t memory_free_bytes;        /* now */
+  uint64_t memory_granularity_bytes; /* a memory takes a multiple of it; 1: as many bytes as were asked for */
+  uint32_t ready_flags;              /* enum kvp_control_ready_flag */
+  char driver[kvp_name_bytes_max];   /* "" for the host */
   char text[kvp_note_bytes_max];
 };
 
@@ -82,6 +88,7 @@ struct kvp_device_queue;
 
 struct kvp_device_backend {
   const char *prefix; /* of device names, colon included */
+  bool polled;        /* nobody calls `wake`: who waits for a timeline looks at it from time to time */
 
   enum kvp_status (*open)(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
                           struct kvp_error *error);
@@ -90,6 +97,10 @@ struct kvp_device_backend {
   /* Stopped; queues and memories are gone. */
   void (*close)(struct kvp_device *device);
   void (*describe)(const struct kvp_device *device, struct kvp_device_description *out);
+  /* First call of a thread that uses the device; NULL: nothing to do. */
+  void (*thread_begin)(struct kvp_device *device);
+  /* Does it still work? Anything but KVP_OK: it is lost, and with it the process. NULL: it always does. */
+  enum kvp_status (*check)(struct kvp_device *device, struct kvp_error *error);
 
   /* Reserves and maps memory; fds[kvp_memory_chunk_count(bytes)] become the caller's. */
   enum kvp_status (*memory_create)(struct kvp_device *device, const char *name, uint64_t bytes, int *fds,
@@ -99,14 +110,23 @@ struct kvp_device_backend {
                                    const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
                                    struct kvp_error *error);
   void (*memory_destroy)(struct kvp_device *device, struct kvp_memory *memory);
+  /* Lets ops use page-aligned host memory, timelines and owner tables, at the address *out. Any of the two threads. */
+  enum kvp_status (*host_register)(struct kvp_device *device, void *host, uint64_t bytes, bool read_only, void **out,
+                                   struct kvp_error *error);
+  void (*host_unregister)(struct kvp_device *device, void *host);
 
   enum kvp_status (*queue_create)(struct kvp_device *device, struct kvp_device_queue **out, struct kvp_error *error);
   /* Nothing is left on it, or the device was stopped. */
   void (*queue_destroy)(struct kvp_device *device, struct kvp_device_queue *queue);
-  void (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *op);
+  /* A step: ops linked by `next`, the last one and only that a signal. False: there is no room for it at the moment
+   * and nothing was launched; there will be when something that was launched has ended. */
+  bool (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *first);
+  /* The step's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
+  void (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first);
 };
 
-/* The one place that knows which backends this program has. */
+/* The one place that knows which backends this program has: "host:N, cuda:N". */
+const char *kvp_device_kinds(void);
 enum kvp_status kvp_device_open(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
                                 struct kvp_error *error);
 

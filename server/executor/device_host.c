@@ -67,8 +67,26 @@ static void host_describe(const struct kvp_device *device, struct kvp_device_des
   struct kvp_host_memory memory;
   kvp_host_memory_read(&memory);
   out->memory_bytes = memory.total_bytes;
+  out->memory_free_bytes = memory.available_bytes;
+  out->memory_granularity_bytes = 1;
   (void)snprintf(out->text, sizeof out->text, "host memory, %u kernel threads, %s",
                  ((const struct host_device *)device)->thread_count, kvp_host_isa());
+}
+
+/* Worker threads follow every pointer of this process. */
+static enum kvp_status host_register(struct kvp_device *device, void *host, uint64_t bytes, bool read_only,
+                                     void **out, struct kvp_error *error) {
+  (void)device;
+  (void)bytes;
+  (void)read_only;
+  (void)error;
+  *out = host;
+  return KVP_OK;
+}
+
+static void host_unregister(struct kvp_device *device, void *host) {
+  (void)device;
+  (void)host;
 }
 
 static enum kvp_status host_queue_create(struct kvp_device *device, struct kvp_device_queue **out,
@@ -95,6 +113,8 @@ const struct kvp_device_backend kvp_device_host = {
     .memory_create = kvp_device_host_memory_create,
     .memory_import = kvp_device_host_memory_import,
     .memory_destroy = kvp_device_host_memory_destroy,
+    .host_register = host_register,
+    .host_unregister = host_unregister,
     .queue_create = host_queue_create,
     .queue_destroy = host_queue_destroy,
     .launch = kvp_host_queue_launch,

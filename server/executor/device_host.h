@@ -30,6 +30,6 @@ void kvp_host_workers_stop(struct kvp_host_workers *workers);
 void kvp_host_workers_destroy(struct kvp_host_workers *workers);
 struct kvp_device_queue *kvp_host_queue_new(struct kvp_host_workers *workers);
 void kvp_host_queue_destroy(struct kvp_device_queue *queue);
-void kvp_host_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *op);
+bool kvp_host_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *first);
 
 #endif

@@ -219,19 +219,26 @@ void kvp_host_queue_destroy(struct kvp_device_queue *queue) {
   free(queue);
 }
 
-void kvp_host_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *op) {
+/* There is always room: a step's ops are links of the queue's list. */
+bool kvp_host_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *first) {
   struct kvp_host_workers *workers = queue->workers;
   struct afterwards afterwards = {0};
-  op->next = NULL;
+  struct kvp_device_op *last = first;
+  while (last->next != NULL) {
+    last = last->next;
+  }
+  assert(last->kind == KVP_DEVICE_SIGNAL);
   (void)pthread_mutex_lock(&workers->lock);
   if (queue->head == NULL) {
-    queue->head = queue->tail = op;
+    queue->head = first;
+    queue->tail = last;
     queue_advance(queue, &afterwards);
   } else {
-    queue->tail->next = op;
-    queue->tail = op;
+    queue->tail->next = first;
+    queue->tail = last;
   }
   uint32_t asleep = workers->asleep;
   (void)pthread_mutex_unlock(&workers->lock);
   afterwards_do(workers, &afterwards, asleep);
+  return true;
 }

@@ -5,28 +5,43 @@
 #include <string.h>
 
 enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_device *device, struct kvp_error *error) {
+  const struct kvp_device_backend *backend = device->backend;
   memset(dispatch, 0, sizeof *dispatch);
   dispatch->device = device;
   dispatch->timelines = kvp_timelines_new(kvp_streams_max);
   if (dispatch->timelines == NULL) {
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for %d timelines", kvp_streams_max);
   }
+  void *registered = NULL;
+  enum kvp_status status = backend->host_register(
+      device, dispatch->timelines, kvp_streams_max * sizeof *dispatch->timelines, false, &registered, error);
+  if (status != KVP_OK) {
+    goto err_timelines;
+  }
+  dispatch->device_timelines = registered;
   uint32_t made = 0;
   for (; made < kvp_streams_max; made++) {
     struct kvp_stream *stream = &dispatch->streams[made];
-    enum kvp_status status = device->backend->queue_create(device, &stream->device_queue, error);
+    status = backend->queue_create(device, &stream->device_queue, error);
     if (status != KVP_OK) {
-      while (made > 0) {
-        device->backend->queue_destroy(device, dispatch->streams[--made].device_queue);
-      }
-      kvp_timelines_destroy(dispatch->timelines, kvp_streams_max);
-      return status;
+      goto err_queues;
     }
     stream->timeline = &dispatch->timelines[made];
+    stream->device_timeline = &dispatch->device_timelines[made];
     stream->next_free = dispatch->free_streams;
     dispatch->free_streams = stream;
   }
   return KVP_OK;
+
+err_queues:
+  while (made > 0) {
+    backend->queue_destroy(device, dispatch->streams[--made].device_queue);
+  }
+  backend->host_unregister(device, dispatch->timelines);
+
+err_timelines:
+  kvp_timelines_destroy(dispatch->timelines, kvp_streams_max);
+  return status;
 }
 
 void kvp_dispatch_deinit(struct kvp_dispatch *dispatch, void (*drop)(void *context, struct kvp_step *step),
@@ -40,6 +55,7 @@ void kvp_dispatch_deinit(struct kvp_dispatch *dispatch, void (*drop)(void *conte
     dispatch->device->backend->queue_destroy(dispatch->device, stream->device_queue);
   }
   kvp_queues_deinit(&dispatch->queues, drop, context);
+  dispatch->device->backend->host_unregister(dispatch->device, dispatch->timelines);
   kvp_timelines_destroy(dispatch->timelines, kvp_streams_max);
 }
 
@@ -56,41 +72,60 @@ void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id) 
   kvp_queues_close(&dispatch->queues, queue_id);
 }
 
-/* The stream of the queue, borrowed if it has none; NULL when all are out. */
-static struct kvp_stream *stream_of(struct kvp_dispatch *dispatch, struct kvp_queue *queue) {
-  if (queue->stream == NULL && dispatch->free_streams != NULL) {
-    struct kvp_stream *stream = dispatch->free_streams;
-    dispatch->free_streams = stream->next_free;
-    dispatch->busy_streams[dispatch->busy_count++] = stream;
-    stream->user = queue;
-    queue->stream = stream;
+/* The step's ops as the device takes them, its signal last. */
+static struct kvp_device_op *step_chain(struct kvp_step *step) {
+  struct kvp_device_op *first = &step->signal;
+  for (uint32_t i = step->op_count; i > 0; i--) {
+    step->ops[i - 1].device.next = first;
+    first = &step->ops[i - 1].device;
   }
-  return queue->stream;
+  return first;
 }
 
-static void step_launch(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step *step) {
-  const struct kvp_device_backend *backend = dispatch->device->backend;
-  stream->launched_value++;
+static struct kvp_device_op *step_first(struct kvp_step *step) {
+  return step->op_count > 0 ? &step->ops[0].device : &step->signal;
+}
+
+/* False: no room, nothing has changed. */
+static bool step_launch(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step *step) {
   step->signal = (struct kvp_device_op){
       .kind = KVP_DEVICE_SIGNAL,
-      .params.signal = {.timeline = stream->timeline, .value = stream->launched_value},
+      .params.signal = {.timeline = stream->device_timeline, .value = stream->launched_value + 1},
   };
-  kvp_step_list_push(&stream->launched, step);
-  for (uint32_t i = 0; i < step->op_count; i++) {
-    backend->launch(stream->device_queue, &step->ops[i].device);
+  if (!dispatch->device->backend->launch(stream->device_queue, step_chain(step))) {
+    return false;
   }
-  backend->launch(stream->device_queue, &step->signal);
+  stream->launched_value++;
+  return true;
+}
+
+/* The queue borrows the first free stream. */
+static void stream_lend(struct kvp_dispatch *dispatch, struct kvp_queue *queue) {
+  struct kvp_stream *stream = dispatch->free_streams;
+  dispatch->free_streams = stream->next_free;
+  dispatch->busy_streams[dispatch->busy_count++] = stream;
+  stream->user = queue;
+  queue->stream = stream;
 }
 
 static bool launch_ready(struct kvp_dispatch *dispatch) {
   bool any = false;
   struct kvp_queue *queue = NULL;
-  while ((queue = kvp_queues_first(&dispatch->queues)) != NULL) {
-    struct kvp_stream *stream = stream_of(dispatch, queue);
+  while (!dispatch->is_full && (queue = kvp_queues_first(&dispatch->queues)) != NULL) {
+    struct kvp_stream *stream = queue->stream != NULL ? queue->stream : dispatch->free_streams;
     if (stream == NULL) {
       break; /* those behind it wait too: streams come free only when queues stop launching */
     }
-    step_launch(dispatch, stream, kvp_queues_take(&dispatch->queues));
+    if (!step_launch(dispatch, stream, queue->waiting.first)) {
+      /* The queue stays first, and nobody overtakes it: a large step gets its room in the end. */
+      assert(dispatch->busy_count > 0);
+      dispatch->is_full = true;
+      break;
+    }
+    if (queue->stream == NULL) {
+      stream_lend(dispatch, queue);
+    }
+    kvp_step_list_push(&stream->launched, kvp_queues_take(&dispatch->queues));
     any = true;
   }
   return any;
@@ -102,10 +137,16 @@ static bool stream_has_finished(const struct kvp_stream *stream) {
 
 /* Takes the finished steps off a stream; gives it back when none is left. True when it was given back. */
 static bool stream_reap(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step_list *finished) {
+  const struct kvp_device_backend *backend = dispatch->device->backend;
   const uint64_t value = kvp_timeline_read(stream->timeline);
   while (stream->launched.first != NULL && stream->launched.first->signal.params.signal.value <= value) {
     struct kvp_queue *queue = stream->user;
-    kvp_step_list_push(finished, kvp_step_list_pop(&stream->launched));
+    struct kvp_step *step = kvp_step_list_pop(&stream->launched);
+    if (backend->collect != NULL) {
+      backend->collect(stream->device_queue, step_first(step));
+    }
+    dispatch->is_full = false;
+    kvp_step_list_push(finished, step);
     if (stream->launched.first == NULL) {
       queue->stream = NULL;
       stream->user = NULL;

@@ -14,6 +14,7 @@ enum { kvp_streams_max = kvp_queues_per_executor_max };
 struct kvp_stream {
   struct kvp_device_queue *device_queue;
   struct kvp_timeline *timeline;
+  struct kvp_timeline *device_timeline;
   uint64_t launched_value; /* of the last signal launched */
   struct kvp_queue *user;
   struct kvp_step_list launched; /* in order; the device's until their signal is seen */
@@ -23,11 +24,13 @@ struct kvp_stream {
 struct kvp_dispatch {
   struct kvp_device *device;
   struct kvp_queues queues;
-  struct kvp_timeline *timelines; /* [kvp_streams_max] */
+  struct kvp_timeline *timelines;        /* [kvp_streams_max] */
+  struct kvp_timeline *device_timelines; /* the same, where the device writes them */
   struct kvp_stream streams[kvp_streams_max];
   struct kvp_stream *free_streams;
   struct kvp_stream *busy_streams[kvp_streams_max];
   uint32_t busy_count;
+  bool is_full; /* the device had no room for the next step: it is tried again when another one has ended */
 };
 
 enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_device *device, struct kvp_error *error);

@@ -163,6 +163,7 @@ static enum kvp_status results_place(struct kvp_step *step, uint64_t completion_
 
 enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *step, struct kvp_error *error) {
   intake->elements_checked = 0;
+  intake->pieces_cut = 0;
   const struct kvp_wire_step *header = (const struct kvp_wire_step *)(const void *)step->wire;
   if (step->wire_bytes < sizeof *header) {
     return REFUSE_ENCODING(error, "bytes", -1, step->wire_bytes, "step: %u bytes are no step", step->wire_bytes);

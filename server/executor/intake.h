@@ -19,6 +19,7 @@ struct kvp_intake {
   uint64_t completion_bytes_max; /* reports and results of one step */
   struct kvp_slot_set slots;     /* scratch */
   uint64_t elements_checked;     /* of the step at hand */
+  uint64_t pieces_cut;           /* likewise: of segments, beyond its arrays */
 };
 
 /* Zeroed but for the first three fields: ready to use. */

@@ -253,7 +253,7 @@ struct kvp_owner_check kvp_intake_owner_check(struct kvp_intake_op *op, const st
   }
   op->out->report_flags |= KVP_REPORT_UNCHECKED_ARRAYS;
   return (struct kvp_owner_check){
-      .entries = (const uint64_t *)(const void *)op->out->pool->owner_entries,
+      .entries = op->out->pool->device_owner_entries,
       .epoch = op->header->epoch,
       .owner = op->header->owner,
   };

@@ -7,6 +7,7 @@ enum {
   segment_ints = 4,
   piece_rows_min = 256,       /* longer segments are cut, so that one of them spreads over threads */
   pieces_of_a_load = 1 << 14, /* about as many cuts at most */
+  pieces_of_a_step = 1 << 19, /* 8 MiB; what comes after them stays whole, so that a step's arrays have a bound */
 };
 _Static_assert(sizeof(struct kvp_segment) == segment_ints * sizeof(int32_t), "segments lie in arrays as they are");
 
@@ -113,6 +114,7 @@ static enum kvp_status destinations_check_sorted(struct kvp_intake_op *op, const
 /* What a check of segments finds out. */
 struct segment_totals {
   uint64_t rows;
+  uint64_t rows_zeroed;
   uint64_t longest;
   uint64_t dst_end;
 };
@@ -135,6 +137,7 @@ static enum kvp_status segments_check(struct kvp_intake_op *op, const struct kvp
       in_order = in_order && segments[i].dst_offset >= dst_end;
       dst_end = segments[i].dst_offset + length;
       totals->rows += (uint64_t)length;
+      totals->rows_zeroed += segments[i].src_block == -1 ? (uint64_t)length : 0;
       totals->longest = (uint64_t)length > totals->longest ? (uint64_t)length : totals->longest;
     }
   }
@@ -156,13 +159,17 @@ static enum kvp_status total_k_refuse(struct kvp_intake_op *op, const struct kvp
 
 /* The same rows in segments no longer than piece_rows. */
 static enum kvp_status segments_cut(struct kvp_intake_op *op, const struct kvp_segment *segments, uint64_t count,
-                                    uint64_t rows, struct kvp_intake_memo *memo) {
+                                    struct kvp_intake_memo *memo) {
   const int64_t piece_rows =
-      rows / pieces_of_a_load > piece_rows_min ? (int64_t)(rows / pieces_of_a_load) : piece_rows_min;
+      memo->rows / pieces_of_a_load > piece_rows_min ? (int64_t)(memo->rows / pieces_of_a_load) : piece_rows_min;
   uint64_t piece_count = 0;
   for (uint64_t i = 0; i < count; i++) {
     piece_count += (uint64_t)((segment_rows(&segments[i]) + piece_rows - 1) / piece_rows);
   }
+  if (piece_count > pieces_of_a_step - op->intake->pieces_cut) {
+    return KVP_OK;
+  }
+  op->intake->pieces_cut += piece_count;
   struct kvp_segment *pieces = kvp_arena_alloc(&op->step->arena, piece_count * sizeof *pieces);
   if (pieces == NULL) {
     return kvp_intake_no_memory(op);
@@ -180,6 +187,8 @@ static enum kvp_status segments_cut(struct kvp_intake_op *op, const struct kvp_s
   }
   memo->segments = pieces;
   memo->segment_count = filled;
+  memo->segment_rows_max =
+      (uint64_t)piece_rows < memo->segment_rows_max ? (uint64_t)piece_rows : memo->segment_rows_max;
   return KVP_OK;
 }
 
@@ -204,7 +213,20 @@ static enum kvp_status segments_memo(struct kvp_intake_op *op, const struct kvp_
   (*out)->segments = segments;
   (*out)->segment_count = count;
   (*out)->dst_end = totals.dst_end;
-  return totals.longest > piece_rows_min ? segments_cut(op, segments, count, totals.rows, *out) : KVP_OK;
+  (*out)->rows = totals.rows;
+  (*out)->rows_zeroed = totals.rows_zeroed;
+  (*out)->segment_rows_max = totals.longest;
+  return totals.longest > piece_rows_min ? segments_cut(op, segments, count, *out) : KVP_OK;
+}
+
+/* Counts on its own: nobody knows yet how many rows the segments name. */
+static enum kvp_status rows_taken_begin(struct kvp_intake_op *op, struct kvp_load_params *out) {
+  out->rows_taken = kvp_arena_alloc(&op->step->arena, sizeof *out->rows_taken);
+  if (out->rows_taken == NULL) {
+    return kvp_intake_no_memory(op);
+  }
+  *out->rows_taken = 0;
+  return KVP_OK;
 }
 
 static enum kvp_status segments_array_check(struct kvp_intake_op *op, const struct kvp_intake_array *array,
@@ -213,7 +235,7 @@ static enum kvp_status segments_array_check(struct kvp_intake_op *op, const stru
   out->segments = array->data;
   out->segment_count = array->bytes / sizeof *out->segments;
   if (!array->is_inline) {
-    return KVP_OK;
+    return rows_taken_begin(op, out);
   }
   struct kvp_intake_memo *memo = NULL;
   enum kvp_status status = segments_memo(op, array, layer, &memo);
@@ -225,6 +247,9 @@ static enum kvp_status segments_array_check(struct kvp_intake_op *op, const stru
   }
   out->segments = memo->segments;
   out->segment_count = memo->segment_count;
+  out->rows = memo->rows;
+  out->rows_zeroed = memo->rows_zeroed;
+  out->segment_rows_max = memo->segment_rows_max;
   return KVP_OK;
 }
 

@@ -12,7 +12,11 @@ struct kvp_intake_memo {
   uint32_t tokens_per_block;
   const struct kvp_segment *segments; /* load: what the op gets */
   uint64_t segment_count;
-  uint64_t dst_end; /* load: behind the last row that any of them writes */
+  uint64_t dst_end;          /* load: behind the last row that any of them writes */
+  uint64_t rows;             /* load: of all segments */
+  uint64_t rows_zeroed;      /* load: of those without a block */
+  uint64_t segment_rows_max; /* load: of one of `segments` */
+  uint64_t rows_skipped;     /* store: slots that are -1 */
 };
 
 struct kvp_intake_op {

@@ -24,7 +24,7 @@ static enum kvp_status slot_twice(struct kvp_intake_op *op, const int32_t *slots
 /* Every slot: in range, in a block the owner may write, named once. Consecutive slots of a block are looked up once.
  */
 static enum kvp_status slots_check(struct kvp_intake_op *op, const int32_t *slots, uint64_t count,
-                                   const struct kvp_geometry *geometry) {
+                                   const struct kvp_geometry *geometry, uint64_t *rows_skipped) {
   const int64_t slots_end = (int64_t)geometry->num_blocks * geometry->tokens_per_block;
   struct kvp_slot_set *set = &op->intake->slots;
   if (!kvp_slot_set_begin(set, count)) {
@@ -32,9 +32,11 @@ static enum kvp_status slots_check(struct kvp_intake_op *op, const int32_t *slot
   }
   int64_t block_begin = 0; /* [block_begin, block_end): the block that was looked up last */
   int64_t block_end = 0;
+  *rows_skipped = 0;
   for (uint64_t i = 0; i < count; i++) {
     const int64_t slot = slots[i];
     if (slot == -1) {
+      ++*rows_skipped;
       continue;
     }
     if (slot < block_begin || slot >= block_end) {
@@ -59,14 +61,25 @@ static enum kvp_status slots_check(struct kvp_intake_op *op, const int32_t *slot
 }
 
 static enum kvp_status slots_array_check(struct kvp_intake_op *op, const struct kvp_intake_array *array,
-                                         const struct kvp_layer *layer) {
-  if (!array->is_inline || kvp_intake_memo_find(op, array->index, layer) != NULL) {
+                                         const struct kvp_layer *layer, uint64_t *rows_skipped) {
+  *rows_skipped = 0;
+  if (!array->is_inline) {
     return KVP_OK;
   }
-  if (kvp_intake_memo_add(op, array, layer) == NULL) {
-    return (enum kvp_status)op->error->status;
+  struct kvp_intake_memo *memo = kvp_intake_memo_find(op, array->index, layer);
+  if (memo == NULL) {
+    memo = kvp_intake_memo_add(op, array, layer);
+    if (memo == NULL) {
+      return (enum kvp_status)op->error->status;
+    }
+    enum kvp_status status =
+        slots_check(op, array->data, array->bytes / sizeof(int32_t), layer->geometry, &memo->rows_skipped);
+    if (status != KVP_OK) {
+      return status;
+    }
   }
-  return slots_check(op, array->data, array->bytes / sizeof(int32_t), layer->geometry);
+  *rows_skipped = memo->rows_skipped;
+  return KVP_OK;
 }
 
 /* Optional, and only where a load gives BF16 rows. */
@@ -110,9 +123,10 @@ enum kvp_status kvp_intake_store(struct kvp_intake_op *op) {
     return status;
   }
   const uint64_t count = slots.bytes / sizeof(int32_t);
+  uint64_t rows_skipped = 0;
   if ((status = rows_enough(op, count, &source)) != KVP_OK ||
       (status = rows_enough(op, count, &cast_back)) != KVP_OK ||
-      (status = slots_array_check(op, &slots, &layer)) != KVP_OK) {
+      (status = slots_array_check(op, &slots, &layer, &rows_skipped)) != KVP_OK) {
     return status;
   }
   op->out->device.kind = KVP_DEVICE_STORE;
@@ -121,6 +135,7 @@ enum kvp_status kvp_intake_store(struct kvp_intake_op *op) {
       .source = {source.base, source.stride_bytes},
       .slots = slots.data,
       .row_count = count,
+      .rows_skipped = rows_skipped,
       .cast_back = {cast_back.base, cast_back.stride_bytes},
       .check = kvp_intake_owner_check(op, &slots),
   };

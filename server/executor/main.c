@@ -64,6 +64,16 @@ static error_t parse_option(int key, char *argument, struct argp_state *state) {
   }
 }
 
+/* Which devices this build has, at the end of --help. */
+static char *help_text(int key, const char *text, void *input) {
+  (void)input;
+  if (key != ARGP_KEY_HELP_POST_DOC) {
+    return (char *)text;
+  }
+  char *devices = NULL;
+  return asprintf(&devices, "Devices of this build: %s", kvp_device_kinds()) < 0 ? NULL : devices;
+}
+
 /* The supervisor decides when we end; a signal to the whole terminal is not for us. */
 static void signals_ignore(void) {
   const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
@@ -91,7 +101,14 @@ static void ready_send(int socket, const struct kvp_hello *hello, const struct k
   struct kvp_device_description description = {0};
   device->backend->describe(device, &description);
   struct kvp_control_ready ready = {
-      .version = KVP_CONTROL_VERSION, .pid = (uint32_t)getpid(), .memory_bytes = description.memory_bytes};
+      .version = KVP_CONTROL_VERSION,
+      .pid = (uint32_t)getpid(),
+      .memory_bytes = description.memory_bytes,
+      .memory_free_bytes = description.memory_free_bytes,
+      .memory_granularity_bytes = description.memory_granularity_bytes,
+      .flags = description.ready_flags,
+  };
+  memcpy(ready.driver, description.driver, sizeof ready.driver);
   memcpy(ready.description, description.text, sizeof ready.description);
   (void)kvp_fd_socket_send(socket, KVP_CONTROL_READY, hello->request, &ready, sizeof ready, NULL, 0);
   kvp_log(KVP_LOG_INFO, "executor_ready", "device=%s pid=%u description=\"%s\"", hello->body.device, ready.pid,
@@ -148,8 +165,8 @@ err_server:
 
 int main(int argc, char **argv) {
   static const struct argp parser = {
-      options, parse_option, NULL, "The executor of one device of kvpoold. Started by kvpoold, not by hand.",
-      NULL,    NULL,         NULL};
+      options, parse_option, NULL, "The executor of one device of kvpoold. Started by kvpoold, not by hand.\v",
+      NULL,    help_text,    NULL};
   struct arguments arguments = {.control_fd = -1};
   (void)argp_parse(&parser, argc, argv, 0, NULL, &arguments);
   signals_ignore();
@@ -176,5 +193,8 @@ int main(int argc, char **argv) {
     kvp_log(KVP_LOG_INFO, "executor_stopped", "device=%s code=%d", arguments.device, code);
   }
   kvp_hello_close_fds(&hello);
+  if (code == EXIT_FAILURE) {
+    _exit(code); /* what a driver does at the end of a process may wait for a device that is lost */
+  }
   return code;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum kvp_status kvp_objects_add_pool(struct kvp_objects *objects, struct kvp_pool *pool, struct kvp_error *error) {
   if (kvp_objects_pool(objects, pool->id) != NULL) {
@@ -68,6 +69,12 @@ static size_t owner_table_bytes(const struct kvp_pool *pool) {
   return pool->num_blocks * sizeof(uint64_t);
 }
 
+/* What mapping it takes. */
+static size_t owner_table_pages_bytes(const struct kvp_pool *pool) {
+  const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+  return (owner_table_bytes(pool) + page_bytes - 1) / page_bytes * page_bytes;
+}
+
 /* The table may be longer than it needs to be (whole pages), never shorter, and must not shrink under us. */
 static enum kvp_status owner_table_map(struct kvp_pool *pool, int fd, struct kvp_error *error) {
   struct stat stat;
@@ -83,7 +90,15 @@ static enum kvp_status owner_table_map(struct kvp_pool *pool, int fd, struct kvp
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "pool %llu: its owner table can't be mapped: %s",
                          (unsigned long long)pool->id, strerror(errno));
   }
+  void *registered = NULL;
+  enum kvp_status status = pool->device->backend->host_register(pool->device, map, owner_table_pages_bytes(pool),
+                                                                true, &registered, error);
+  if (status != KVP_OK) {
+    (void)munmap(map, owner_table_bytes(pool));
+    return status;
+  }
   pool->owner_entries = map;
+  pool->device_owner_entries = registered;
   return KVP_OK;
 }
 
@@ -98,7 +113,8 @@ static enum kvp_status region_init(struct kvp_region *region, const struct kvp_c
                            num_blocks, spec->num_layers, &region->geometry, error);
 }
 
-struct kvp_pool *kvp_pool_new(const struct kvp_control_pool *spec, int owner_table_fd, struct kvp_error *error) {
+struct kvp_pool *kvp_pool_new(const struct kvp_control_pool *spec, int owner_table_fd, struct kvp_device *device,
+                              struct kvp_error *error) {
   if (spec->region_count == 0 || spec->region_count > kvp_regions_per_pool_max || spec->num_blocks == 0 ||
       spec->kind > KVP_POOL_RING) {
     (void)kvp_error_set(error, KVP_INVALID_ARGUMENT, "pool %llu: kind %u, %u blocks, %u regions",
@@ -110,6 +126,7 @@ struct kvp_pool *kvp_pool_new(const struct kvp_control_pool *spec, int owner_tab
     (void)kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for a pool");
     return NULL;
   }
+  pool->device = device;
   pool->id = spec->pool_id;
   pool->num_blocks = spec->num_blocks;
   pool->region_count = spec->region_count;
@@ -129,6 +146,7 @@ err_free:
 }
 
 void kvp_pool_destroy(struct kvp_pool *pool) {
+  pool->device->backend->host_unregister(pool->device, (void *)pool->owner_entries);
   (void)munmap((void *)pool->owner_entries, owner_table_bytes(pool));
   free(pool);
 }

@@ -10,6 +10,7 @@
 
 #include "proto/control_wire.h"
 #include "proto/format.h"
+#include "server/executor/device.h"
 #include "server/executor/id_table.h"
 
 struct kvp_region {
@@ -24,7 +25,9 @@ struct kvp_pool {
   uint32_t num_blocks;
   uint32_t uses; /* ops of accepted steps that name it */
   uint32_t region_count;
+  struct kvp_device *device;
   const _Atomic uint64_t *owner_entries; /* [num_blocks], see proto/owner_entry.h */
+  const uint64_t *device_owner_entries;  /* the same, where the device reads them */
   struct kvp_region regions[kvp_regions_per_pool_max];
 };
 
@@ -63,9 +66,10 @@ enum kvp_status kvp_objects_remove_buffer(struct kvp_objects *objects, uint64_t 
 
 /* ---- construction, any thread ---- */
 
-/* Maps the owner table and works out the geometries; the regions' bases are the caller's to set. fd stays the
- * caller's. NULL with *error. */
-struct kvp_pool *kvp_pool_new(const struct kvp_control_pool *spec, int owner_table_fd, struct kvp_error *error);
+/* Maps the owner table, for the device too, and works out the geometries; the regions' bases are the caller's to set.
+ * fd stays the caller's. NULL with *error. */
+struct kvp_pool *kvp_pool_new(const struct kvp_control_pool *spec, int owner_table_fd, struct kvp_device *device,
+                              struct kvp_error *error);
 void kvp_pool_destroy(struct kvp_pool *pool);
 
 #endif

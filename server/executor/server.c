@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "server/executor/clock.h"
@@ -19,9 +21,20 @@
 enum {
   commands_per_round = 16, /* between two looks at what has finished */
   linger_ns = 50 * 1000,   /* so long a busy thread looks around before it sleeps, where there are cores for that */
-  blocked_sleep_ms_max = 8,
   result_bytes_max = 2 << 20,
+  /* A polled device with something launched: as above, then looked at after short pauses, then after long ones. */
+  polled_linger_ns = 200 * 1000,
+  short_pauses_ns = 10 * 1000 * 1000,
+  short_pause_ns = 50 * 1000,
+  long_pause_ns = 1000 * 1000,
+  timer_slack_ns = 1000,  /* short pauses would be twice as long with the usual one */
+  check_ns = 1000 * 1000, /* between two questions whether the device still works */
+  blocked_pause_ns_min = 1000 * 1000,
+  blocked_pause_ns_max = 8 * 1000 * 1000,
+  second_ns = 1000 * 1000 * 1000,
 };
+
+static const uint64_t forever_ns = UINT64_MAX;
 
 struct kvp_server {
   struct kvp_ring *ring;
@@ -35,11 +48,14 @@ struct kvp_server {
   struct kvp_intake intake;
   struct kvp_step_pool steps;
   struct kvp_dispatch dispatch;
-  bool has_dispatch;
+  struct kvp_device *device; /* NULL: there is none yet */
+  uint64_t device_seen_ns;   /* it worked, or had nothing to do */
+  bool device_seen;          /* since the last look at the clock */
   struct kvp_outbox outbox;
   atomic_bool asleep;   /* in epoll_wait, or about to be */
   atomic_bool stopping; /* asked to */
-  atomic_bool stopped;  /* no change is taken any more */
+  atomic_bool device_suspect;
+  atomic_bool stopped; /* no change is taken any more */
   _Atomic(struct kvp_object_change *) change;
   sem_t change_done;
 };
@@ -86,7 +102,7 @@ struct kvp_server *kvp_server_new(const struct kvp_server_options *options, stru
 
 enum kvp_status kvp_server_set_device(struct kvp_server *server, struct kvp_device *device, struct kvp_error *error) {
   enum kvp_status status = kvp_dispatch_init(&server->dispatch, device, error);
-  server->has_dispatch = status == KVP_OK;
+  server->device = status == KVP_OK ? device : NULL;
   return status;
 }
 
@@ -98,7 +114,7 @@ static void step_drop(void *context, struct kvp_step *step) {
 }
 
 void kvp_server_destroy(struct kvp_server *server) {
-  if (server->has_dispatch) {
+  if (server->device != NULL) {
     kvp_dispatch_deinit(&server->dispatch, step_drop, server);
   }
   kvp_outbox_drop(&server->outbox);
@@ -122,6 +138,11 @@ void kvp_server_wake(void *context) {
   if (atomic_exchange(&server->asleep, false)) {
     (void)eventfd_write(server->wake_event, 1);
   }
+}
+
+void kvp_server_check_device(struct kvp_server *server) {
+  atomic_store(&server->device_suspect, true);
+  (void)eventfd_write(server->wake_event, 1);
 }
 
 void kvp_server_stop(struct kvp_server *server) {
@@ -269,7 +290,9 @@ static bool commands_take(struct kvp_server *server) {
 
 static bool finished_take(struct kvp_server *server) {
   struct kvp_step_list finished = {0};
+  const bool was_busy = kvp_dispatch_is_busy(&server->dispatch);
   bool any = kvp_dispatch_poll(&server->dispatch, &finished);
+  server->device_seen = finished.first != NULL || !was_busy;
   struct kvp_step *step = NULL;
   while ((step = kvp_step_list_pop(&finished)) != NULL) {
     kvp_step_release_objects(step);
@@ -285,10 +308,22 @@ static void event_drain(int fd) {
   (void)eventfd_read(fd, &count);
 }
 
-/* timeout_ms: -1 = until something happens. */
-static void events_wait(struct kvp_server *server, int timeout_ms) {
+/* A wait of less than a millisecond takes a kernel of 5.11 or later; before, it is one millisecond. */
+static int events_wait_for(struct kvp_server *server, struct epoll_event *events, int events_max, uint64_t pause_ns) {
+  if (pause_ns == forever_ns) {
+    return epoll_wait(server->epoll, events, events_max, -1);
+  }
+  const struct timespec timeout = {.tv_sec = (time_t)(pause_ns / second_ns), .tv_nsec = (long)(pause_ns % second_ns)};
+  int count = epoll_pwait2(server->epoll, events, events_max, &timeout, NULL);
+  if (count < 0 && errno == ENOSYS) {
+    count = epoll_wait(server->epoll, events, events_max, (int)((pause_ns + long_pause_ns - 1) / long_pause_ns));
+  }
+  return count;
+}
+
+static void events_wait(struct kvp_server *server, uint64_t pause_ns) {
   struct epoll_event events[3];
-  int count = epoll_wait(server->epoll, events, 3, timeout_ms);
+  int count = events_wait_for(server, events, 3, pause_ns);
   for (int i = 0; i < count; i++) {
     if (events[i].data.fd == server->control_socket) {
       atomic_store(&server->stopping, true);
@@ -298,7 +333,7 @@ static void events_wait(struct kvp_server *server, int timeout_ms) {
   }
 }
 
-static void server_sleep(struct kvp_server *server, int timeout_ms) {
+static void server_sleep(struct kvp_server *server, uint64_t pause_ns) {
   struct kvp_lane_end *lane = &server->ring->commands;
   const bool is_open = intake_is_open(server);
   if (is_open && !kvp_lane_prepare_sleep(lane)) {
@@ -306,8 +341,8 @@ static void server_sleep(struct kvp_server *server, int timeout_ms) {
   }
   (void)atomic_exchange(&server->asleep, true);
   if (!kvp_dispatch_has_finished(&server->dispatch) && atomic_load(&server->change) == NULL &&
-      !atomic_load(&server->stopping)) {
-    events_wait(server, timeout_ms);
+      !atomic_load(&server->device_suspect) && !atomic_load(&server->stopping)) {
+    events_wait(server, pause_ns);
   }
   (void)atomic_exchange(&server->asleep, false);
   if (is_open) {
@@ -315,26 +350,76 @@ static void server_sleep(struct kvp_server *server, int timeout_ms) {
   }
 }
 
+/* Somebody has to look whether a launched step has ended: nobody else will say so. */
+static bool must_poll(const struct kvp_server *server) {
+  return server->device->backend->polled && kvp_dispatch_is_busy(&server->dispatch);
+}
+
+/* How long to sleep when nothing has happened for idle_ns; 0: not at all. */
+static uint64_t pause_ns_of(const struct kvp_server *server, uint64_t idle_ns, uint64_t blocked_ns) {
+  const bool polls = must_poll(server);
+  if (server->may_linger && idle_ns < (uint64_t)(polls ? polled_linger_ns : linger_ns)) {
+    return 0;
+  }
+  uint64_t pause_ns = forever_ns;
+  if (polls) {
+    pause_ns = idle_ns < short_pauses_ns ? short_pause_ns : long_pause_ns;
+  }
+  if (kvp_outbox_is_blocked(&server->outbox) && blocked_ns < pause_ns) {
+    pause_ns = blocked_ns; /* nobody tells us when a full lane has room again */
+  }
+  return pause_ns;
+}
+
+/* A step that doesn't end may be one that can't any more. */
+static void device_watch(struct kvp_server *server, uint64_t now_ns) {
+  const struct kvp_device_backend *backend = server->device->backend;
+  if (server->device_seen) {
+    server->device_seen_ns = now_ns;
+  }
+  const bool is_due = must_poll(server) && now_ns - server->device_seen_ns >= check_ns;
+  const bool is_suspect = atomic_load_explicit(&server->device_suspect, memory_order_relaxed);
+  if (backend->check == NULL || !(is_due || is_suspect)) {
+    return;
+  }
+  struct kvp_error error = {0};
+  atomic_store(&server->device_suspect, false);
+  if (backend->check(server->device, &error) != KVP_OK) {
+    kvp_log(KVP_LOG_ERROR, "device_failed", "text=\"%s\"", error.text);
+    server->failed = true;
+  }
+  server->device_seen_ns = now_ns;
+}
+
 bool kvp_server_run(struct kvp_server *server) {
   uint64_t busy_ns = kvp_clock_ns();
-  int blocked_sleep_ms = 1;
+  uint64_t blocked_ns = blocked_pause_ns_min;
+  if (server->device->backend->polled) {
+    (void)prctl(PR_SET_TIMERSLACK, (unsigned long)timer_slack_ns, 0, 0, 0);
+  }
+  if (server->device->backend->thread_begin != NULL) {
+    server->device->backend->thread_begin(server->device);
+  }
   while (!server->failed && !atomic_load_explicit(&server->stopping, memory_order_relaxed)) {
     bool any = change_apply(server);
     any = commands_take(server) || any;
     any = finished_take(server) || any;
     any = kvp_outbox_flush(&server->outbox) || any;
     const uint64_t now_ns = kvp_clock_ns();
-    if (any) {
+    device_watch(server, now_ns);
+    if (any || server->failed) {
       busy_ns = now_ns;
-      blocked_sleep_ms = 1;
-    } else if (server->may_linger && now_ns - busy_ns < linger_ns) {
+      blocked_ns = blocked_pause_ns_min;
+      continue;
+    }
+    const uint64_t pause_ns = pause_ns_of(server, now_ns - busy_ns, blocked_ns);
+    if (pause_ns == 0) {
       kvp_cpu_relax();
-    } else if (kvp_outbox_is_blocked(&server->outbox)) {
-      /* Nobody tells us when a full lane has room again. */
-      server_sleep(server, blocked_sleep_ms);
-      blocked_sleep_ms = blocked_sleep_ms * 2 < blocked_sleep_ms_max ? blocked_sleep_ms * 2 : blocked_sleep_ms_max;
-    } else {
-      server_sleep(server, -1);
+      continue;
+    }
+    server_sleep(server, pause_ns);
+    if (kvp_outbox_is_blocked(&server->outbox)) {
+      blocked_ns = blocked_ns * 2 < blocked_pause_ns_max ? blocked_ns * 2 : blocked_pause_ns_max;
     }
   }
   atomic_store(&server->stopped, true);

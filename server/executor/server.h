@@ -1,7 +1,8 @@
 /* The serving thread: takes steps from the ring, has them checked and run, and posts what became of them.
  *
  * It alone owns the tables of pools and buffers, the steps and the queues. It never waits for anybody: it sleeps only
- * when there is nothing to do, and is woken by the ring's eventfd, by the device, or by the control thread.
+ * when there is nothing to do, and is woken by the ring's eventfd, by the device, or by the control thread. A device
+ * that wakes nobody is looked at while it has something to do: without a pause at first, then less and less often.
  */
 #ifndef KVPOOL_EXECUTOR_SERVER_H
 #define KVPOOL_EXECUTOR_SERVER_H
@@ -28,13 +29,15 @@ struct kvp_server *kvp_server_new(const struct kvp_server_options *options, stru
 enum kvp_status kvp_server_set_device(struct kvp_server *server, struct kvp_device *device, struct kvp_error *error);
 
 /* The calling thread becomes the serving thread until kvp_server_stop or the other side's end. False: the command
- * lane holds nonsense, or memory ran out. */
+ * lane holds nonsense, memory ran out, or the device is lost. */
 bool kvp_server_run(struct kvp_server *server);
 
 /* Any thread. */
 void kvp_server_stop(struct kvp_server *server);
 /* Any thread: a timeline was written. context: the server. */
 void kvp_server_wake(void *context);
+/* Any thread: something went wrong with the device; the serving thread ends if it is lost. */
+void kvp_server_check_device(struct kvp_server *server);
 
 enum kvp_object_change_kind { KVP_ADD_POOL, KVP_ADD_BUFFER, KVP_REMOVE_POOL, KVP_REMOVE_BUFFER };
 

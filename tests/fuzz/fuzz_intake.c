@@ -38,6 +38,7 @@ static void world_build(void) {
   pool.id = intake_world_pool;
   pool.num_blocks = intake_world_blocks;
   pool.owner_entries = (_Atomic uint64_t *)(void *)owners;
+  pool.device_owner_entries = owners;
   pool.region_count = intake_world_regions;
   for (uint32_t i = 0; i < intake_world_regions; i++) {
     const struct intake_world_region *spec = &intake_world_region_specs[i];

@@ -1,4 +1,5 @@
-/* A supervisor in miniature: starts the real kvpool-exec and talks to it, for tests and benchmarks.
+/* A supervisor in miniature: starts the real kvpool-exec and talks to it, for tests and benchmarks. KVPOOL_TEST_EXEC
+ * of the environment is another program to start.
  *
  * Everything fails loudly (cmocka-free: abort with a line that says what), so that callers read straight on.
  */
@@ -38,7 +39,7 @@ struct exec_harness {
 struct exec_harness_options {
   struct kvp_ring_sizes ring;
   uint32_t thread_count;
-  const char *device;      /* NULL: host:0 */
+  const char *device;      /* NULL: KVPOOL_TEST_DEVICE of the environment, host:0 without it */
   const char *socket_path; /* NULL: none */
   const char *lock_path;
   uint32_t version; /* 0: the right one */

@@ -8,6 +8,10 @@
  *   corrupt answers a step with a record that is none
  *   garbage answers a request with bytes that are no message
  *   fds     tells in its description which descriptors it was born with
+ *   refuses refuses HELLO: there is no such device
+ *   memfds  chunks are descriptors that no check of ours would pass, and it does not say so
+ *   cuda:*  a GPU of 80 GiB, 8 of them in use by others, that counts in 2 MiB; chunks are a driver's descriptors.
+ *           Every start that finds the file $FAKE_EXECUTOR_BUSY refuses HELLO as busy, with the file's first line.
  */
 #include <dirent.h>
 #include <signal.h>
@@ -16,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,7 +29,9 @@
 #include "proto/ring.h"
 #include "proto/step_wire.h"
 
-enum { control = 3, chunk_bytes = 4096 };
+enum { control = 3, small_chunk_bytes = 4096, granularity_bytes = 2 << 20, refusal_bytes_max = 256 };
+
+static const uint64_t gib = UINT64_C(1) << 30;
 
 static const char *mode;
 static struct kvp_fd_message message;
@@ -34,6 +41,10 @@ static uint32_t imported; /* chunks of the import under way */
 
 static bool mode_is(const char *name) {
   return strcmp(mode, name) == 0;
+}
+
+static bool is_gpu(void) {
+  return strncmp(mode, "cuda:", sizeof "cuda:" - 1) == 0;
 }
 
 static void fail(const char *what) {
@@ -72,6 +83,42 @@ static void describe_fds(char *out, size_t out_bytes) {
   }
 }
 
+/* False: nobody is in the way. */
+static bool busy_text(char *out) {
+  const char *path = getenv("FAKE_EXECUTOR_BUSY");
+  FILE *file = path == NULL ? NULL : fopen(path, "re");
+  if (file == NULL) {
+    return false;
+  }
+  bool there = fgets(out, refusal_bytes_max, file) != NULL;
+  (void)fclose(file);
+  out[strcspn(out, "\n")] = '\0';
+  return there;
+}
+
+static void ready_fill(struct kvp_control_ready *ready, const char *description) {
+  *ready = (struct kvp_control_ready){.version = KVP_CONTROL_VERSION,
+                                      .pid = (uint32_t)getpid(),
+                                      .memory_bytes = 1234,
+                                      .memory_free_bytes = 1000,
+                                      .memory_granularity_bytes = 1};
+  if (is_gpu()) {
+    ready->memory_bytes = 80 * gib;
+    ready->memory_free_bytes = 72 * gib;
+    ready->memory_granularity_bytes = granularity_bytes;
+    ready->flags = KVP_READY_MPS | KVP_READY_DEVICE_FDS;
+    (void)snprintf(ready->driver, sizeof ready->driver, "1.2.3, CUDA 4.5");
+    description = "a GPU that is none";
+  }
+  (void)snprintf(ready->description, sizeof ready->description, "%s", description);
+}
+
+/* As kvpool-exec does it: the refusal is the last thing that is heard of it. */
+static void refuse(enum kvp_status status, const char *text) {
+  reply_result(message.request, status, text);
+  exit(2);
+}
+
 static void hello(const char *description) {
   if (kvp_fd_socket_receive(control, &message) != KVP_OK || message.kind != KVP_CONTROL_HELLO ||
       message.fd_count != 3 || message.body_bytes != sizeof(struct kvp_control_hello)) {
@@ -79,29 +126,47 @@ static void hello(const char *description) {
   }
   struct kvp_control_hello body;
   memcpy(&body, message.body, sizeof body);
-  if (strcmp(body.device, mode) != 0 || strcmp(body.socket_path, "/socket") != 0 ||
-      strcmp(body.lock_path, "/lock") != 0 || body.thread_count != 3) {
+  bool is_unit_test = !is_gpu(); /* a daemon has paths of its own */
+  if (strcmp(body.device, mode) != 0 ||
+      (is_unit_test && (strcmp(body.socket_path, "/socket") != 0 || strcmp(body.lock_path, "/lock") != 0 ||
+                        body.thread_count != 3))) {
     fail("a wrong hello");
+  }
+  char text[refusal_bytes_max];
+  if (is_gpu() && busy_text(text)) {
+    refuse(KVP_BUSY, text);
+  }
+  if (mode_is("refuses")) {
+    refuse(KVP_WRONG_DEVICE, "there is no GPU 7");
   }
   if (kvp_ring_init(&ring, message.fds[0], KVP_RING_EXECUTOR, NULL) != KVP_OK) {
     fail("a bad ring");
   }
   wake_supervisor = message.fds[2];
-  struct kvp_control_ready ready = {.version = KVP_CONTROL_VERSION, .pid = (uint32_t)getpid(), .memory_bytes = 1234};
-  (void)snprintf(ready.description, sizeof ready.description, "%s", description);
+  struct kvp_control_ready ready;
+  ready_fill(&ready, description);
   reply(KVP_CONTROL_READY, 0, &ready, sizeof ready, NULL, 0);
 }
 
-/* One chunk a page, as many messages as that takes. */
+static int chunk_create(const struct kvp_control_memory *memory, uint64_t bytes) {
+  int fd = is_gpu() || mode_is("memfds") ? eventfd(0, EFD_CLOEXEC) : kvp_memory_fd_create(memory->name, bytes, NULL);
+  if (fd < 0) {
+    fail("no chunk");
+  }
+  return fd;
+}
+
+/* One chunk a page, or a GiB of a GPU; as many messages as that takes. */
 static void memory_create(const struct kvp_control_memory *memory, uint32_t request) {
+  const uint64_t chunk_bytes = is_gpu() ? gib : small_chunk_bytes;
   struct kvp_control_chunks chunks = {.memory_id = memory->memory_id,
                                       .memory_bytes = memory->bytes,
-                                      .chunk_count = (uint32_t)(memory->bytes / chunk_bytes)};
+                                      .chunk_count = (uint32_t)((memory->bytes + chunk_bytes - 1) / chunk_bytes)};
   while (chunks.first_chunk < chunks.chunk_count) {
     int fds[kvp_control_fds_max];
     uint32_t count = 0;
     while (count < kvp_control_fds_max && chunks.first_chunk + count < chunks.chunk_count) {
-      fds[count] = kvp_memory_fd_create(memory->name, chunk_bytes, NULL);
+      fds[count] = chunk_create(memory, chunk_bytes);
       chunks.chunk_bytes[count] = chunk_bytes;
       count++;
     }
@@ -117,8 +182,8 @@ static void memory_create(const struct kvp_control_memory *memory, uint32_t requ
 static void memory_import(const struct kvp_control_chunks *chunks, uint32_t request) {
   imported = chunks->first_chunk == 0 ? 0 : imported;
   for (uint32_t i = 0; i < message.fd_count; i++) {
-    if (chunks->first_chunk != imported ||
-        kvp_memory_fd_check(message.fds[i], chunks->chunk_bytes[i], NULL) != KVP_OK) {
+    bool is_good = is_gpu() || kvp_memory_fd_check(message.fds[i], chunks->chunk_bytes[i], NULL) == KVP_OK;
+    if (chunks->first_chunk != imported || !is_good) {
       reply_result(request, KVP_INTERNAL, "a bad chunk");
     }
   }

@@ -13,7 +13,7 @@
 
 #include "server/supervisor/config.h"
 
-enum { output_bytes_max = 65536, flags_max = 16 };
+enum { output_bytes_max = 65536, flags_max = 24 };
 
 struct outcome {
   enum kvp_config_outcome result;
@@ -100,6 +100,7 @@ static void test_defaults(void **state) {
   assert_int_equal(config.device_count, 1);
   assert_string_equal(config.devices[0], "host:0");
   assert_int_equal(config.device_memory_bytes, 0);
+  assert_true(config.device_reserve_bytes == KVP_RESERVE_DEFAULT);
   assert_int_equal(config.sessions_max, 1024);
   assert_int_equal(config.steps_in_flight_max, 256);
   assert_int_equal(config.connections_max, 4096);
@@ -113,6 +114,7 @@ static void test_a_file_with_everything(void **state) {
   (void)state;
   read_file("socket = \"/tmp/a.sock\"; socket_mode = \"0600\"; executor = \"/opt/exec\";\n"
             "devices = [ \"host:0\", \"host:12\" ]; device_memory = \"3M\"; device_threads = 5;\n"
+            "device_reserve = 0;\n"
             "sessions_max = 7; steps_in_flight_max = 8; connections_max = 9; drain_timeout_ms = 10;\n"
             "log_level = \"debug\";\n"
             "pools = ( { name = \"main\"; kind = \"ring\"; block_size = 64; num_blocks = 10;\n"
@@ -129,6 +131,7 @@ static void test_a_file_with_everything(void **state) {
   assert_int_equal(config.device_count, 2);
   assert_string_equal(config.devices[1], "host:12");
   assert_int_equal(config.device_memory_bytes, 3 * 1024 * 1024);
+  assert_int_equal(config.device_reserve_bytes, 0);
   assert_int_equal(config.device_thread_count, 5);
   assert_int_equal(config.sessions_max, 7);
   assert_int_equal(config.steps_in_flight_max, 8);
@@ -157,11 +160,13 @@ static void test_flags_win(void **state) {
   read_file("socket = \"/tmp/a.sock\"; device_memory = 100000000L; devices = [ \"host:0\" ]; sessions_max = 5;\n"
             "pools = ( " POOL("one") ", " POOL("two") " );",
             FLAGS("--socket=/tmp/b.sock", "--device-memory", "2G", "--device", "host:3", "--device", "host:4",
-                  "--pool", POOL("three"), "--socket-mode", "666", "--log-level=error", "--drain-timeout-ms=0"));
+                  "--pool", POOL("three"), "--socket-mode", "666", "--log-level=error", "--drain-timeout-ms=0",
+                  "--device-reserve=3G"));
   assert_string_equal(outcome.output, "");
   assert_int_equal(outcome.result, KVP_CONFIG_RUN);
   assert_string_equal(config.socket_path, "/tmp/b.sock");
   assert_int_equal(config.device_memory_bytes, UINT64_C(2) << 30);
+  assert_int_equal(config.device_reserve_bytes, UINT64_C(3) << 30);
   assert_int_equal(config.device_count, 2);
   assert_string_equal(config.devices[0], "host:3");
   assert_int_equal(config.pool_count, 1);
@@ -287,7 +292,13 @@ static void test_literals_of_an_included_file(void **state) {
 
 static void test_device_names(void **state) {
   (void)state;
-  static const char *const good[] = {"host:0", "host:255", "cuda:0", "cuda:7", "cuda:255", "host:10"};
+  static const char *const good[] = {"host:0",
+                                     "host:255",
+                                     "cuda:0",
+                                     "cuda:7",
+                                     "cuda:255",
+                                     "host:10",
+                                     "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789ab"};
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     read_config(FLAGS("--device", good[i]));
     assert_int_equal(outcome.result, KVP_CONFIG_RUN);
@@ -302,8 +313,27 @@ static void test_device_names(void **state) {
     (void)snprintf(words, sizeof words, "--device: device \"%s\" is not of the form host:N or cuda:N", wrong[i]);
     expect_flag_complaint(FLAGS("--device", wrong[i]), words);
   }
+  static const char *const wrong_uuids[] = {"cuda:GPU-",
+                                            "cuda:GPU-0",
+                                            "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789a",
+                                            "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789abc",
+                                            "cuda:GPU-2D0F4A51-0A1B-4C5D-8E9F-0123456789AB",
+                                            "cuda:GPU-2d0f4a510a1b-4c5d-8e9f-0123456789abcd",
+                                            "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789xy",
+                                            "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789ab "};
+  for (size_t i = 0; i < sizeof wrong_uuids / sizeof wrong_uuids[0]; i++) {
+    char words[192];
+    (void)snprintf(words, sizeof words, "--device: device \"%s\": behind cuda: a GPU's UUID is wanted",
+                   wrong_uuids[i]);
+    expect_flag_complaint(FLAGS("--device", wrong_uuids[i]), words);
+  }
   expect_flag_complaint(FLAGS("--device", "cuda:1", "--device", "host:1", "--device", "cuda:1"),
                         "--device: device \"cuda:1\" is there twice");
+  static const char by_uuid[] = "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789ab";
+  expect_flag_complaint(FLAGS("--device", by_uuid, "--device", by_uuid), "0123456789ab\" is there twice");
+  read_config(FLAGS("--device", by_uuid, "--device", "cuda:0")); /* they may be one GPU: the operator knows */
+  assert_int_equal(outcome.result, KVP_CONFIG_RUN);
+  assert_int_equal(config.device_count, 2);
 }
 
 static void expect_pool_complaint(const char *pool, const char *line, const char *words) {
@@ -365,7 +395,8 @@ static void test_flag_complaints(void **state) {
   expect_flag_complaint(FLAGS("--pool", "5"), "a pool must be a group");
   expect_flag_complaint(FLAGS("--pool", POOL("x"), "--pool", POOL("x")), "\"x\" is there twice");
   expect_flag_complaint(FLAGS("--config", "/nonexistent/kvpoold.conf"),
-                        "/nonexistent/kvpoold.conf: the file can't be read as text");
+                        "/nonexistent/kvpoold.conf: the file can't be read: No such file or directory");
+  expect_flag_complaint(FLAGS("--config", "/tmp"), "/tmp: the file can't be read: Is a directory");
   char path[200];
   memset(path, 'a', sizeof path - 1);
   path[sizeof path - 1] = '\0';

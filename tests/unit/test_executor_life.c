@@ -277,7 +277,9 @@ static void test_import_in_pieces(void **state) {
   error = exec_harness_request(&link, KVP_CONTROL_MEMORY_IMPORT, &bad, sizeof bad, fds, 1);
   assert_int_equal(error.status, KVP_INVALID_ARGUMENT);
   int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  assert_int_equal(ftruncate(unsealed, 2 * (off_t)chunk), 0);
+  if ((link.ready.flags & KVP_READY_DEVICE_FDS) == 0) { /* a driver's are not sealed; an empty one is none of its */
+    assert_int_equal(ftruncate(unsealed, 2 * (off_t)chunk), 0);
+  }
   error = exec_harness_request(&link, KVP_CONTROL_MEMORY_IMPORT, &bad, sizeof bad, &unsealed, 1);
   assert_int_equal(error.status, KVP_INVALID_ARGUMENT);
   bad.first_chunk = 1;
@@ -368,15 +370,15 @@ static void test_hello_refusals(void **state) {
   assert_int_equal(exec_harness_start(&link, &options).status, KVP_VERSION_MISMATCH);
   assert_int_equal(WEXITSTATUS(exec_harness_wait(&link)), 2);
   options.version = 0;
-  options.device = "cuda:0";
+  options.device = "cuda:9999"; /* no such GPU, no driver, or no backend for it */
   struct kvp_error error = exec_harness_start(&link, &options);
-  assert_int_equal(error.status, KVP_UNIMPLEMENTED);
-  assert_non_null(strstr(error.text, "cuda:0"));
+  assert_true(error.status == KVP_UNIMPLEMENTED || error.status == KVP_INVALID_ARGUMENT);
+  assert_non_null(strstr(error.text, "cuda:9999"));
   assert_int_equal(WEXITSTATUS(exec_harness_wait(&link)), 2);
   options.device = "host:x";
   assert_int_equal(exec_harness_start(&link, &options).status, KVP_INVALID_ARGUMENT);
   assert_int_equal(WEXITSTATUS(exec_harness_wait(&link)), 2);
-  options.device = NULL;
+  options.device = "host:0";
   options.thread_count = 100000;
   assert_int_equal(exec_harness_start(&link, &options).status, KVP_TOO_LARGE);
   assert_int_equal(WEXITSTATUS(exec_harness_wait(&link)), 2);

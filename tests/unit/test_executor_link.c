@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +18,8 @@
 #include "server/supervisor/executor_link.h"
 #include "server/supervisor/memory.h"
 
-/* What was called back, in the order of its letters: R ready, L lost, S stopped, C completion, r result, m memory. */
+/* What was called back, in the order of its letters: R ready, L lost, S stopped, C completion, W waiting, r result, m
+ * memory. */
 struct watch {
   uv_loop_t loop;
   uv_timer_t tick; /* UV_RUN_ONCE may run a timer and then wait for more: this is more */
@@ -26,6 +28,7 @@ struct watch {
   size_t event_count;
   bool inside; /* a call of the API is on */
   bool serve_when_ready;
+  uint64_t memory_bytes; /* that it has to tell */
   struct kvp_error result;
   struct kvp_error memory_result;
   char completion[64];
@@ -51,7 +54,7 @@ static void on_ready(void *context, struct kvp_executor_link *link, const struct
   struct watch *watch = context;
   watch_note(watch, 'R');
   assert_ptr_equal(kvp_executor_link_info(link), ready);
-  assert_int_equal(ready->memory_bytes, 1234);
+  assert_int_equal(ready->memory_bytes, watch->memory_bytes);
   assert_int_equal(ready->pid, kvp_executor_link_pid(link));
   assert_int_equal(kvp_executor_link_state(link), KVP_LINK_RESTORING);
   if (watch->serve_when_ready) {
@@ -79,6 +82,11 @@ static void on_progress(void *context, struct kvp_executor_link *link) {
   ((struct watch *)context)->progress_count++;
 }
 
+static void on_waiting(void *context, struct kvp_executor_link *link) {
+  watch_note(context, 'W');
+  assert_non_null(kvp_executor_link_waiting(link));
+}
+
 static void on_stopped(void *context, struct kvp_executor_link *link) {
   struct watch *watch = context;
   watch_note(watch, 'S');
@@ -97,8 +105,12 @@ static void on_memory(void *context, const struct kvp_error *error) {
   watch->memory_result = *error;
 }
 
-static const struct kvp_link_events events = {
-    .ready = on_ready, .lost = on_lost, .completion = on_completion, .progress = on_progress, .stopped = on_stopped};
+static const struct kvp_link_events events = {.ready = on_ready,
+                                              .lost = on_lost,
+                                              .completion = on_completion,
+                                              .progress = on_progress,
+                                              .waiting = on_waiting,
+                                              .stopped = on_stopped};
 
 static void on_tick(uv_timer_t *timer) {
   (void)timer;
@@ -107,6 +119,7 @@ static void on_tick(uv_timer_t *timer) {
 static void watch_init(struct watch *watch, const char *device, const char *path) {
   memset(watch, 0, sizeof *watch);
   watch->serve_when_ready = true;
+  watch->memory_bytes = 1234;
   const struct kvp_link_options options = {
       .device = device, .executor_path = path, .socket_path = "/socket", .lock_path = "/lock", .thread_count = 3};
   assert_int_equal(uv_loop_init(&watch->loop), 0);
@@ -290,6 +303,104 @@ static void test_dies_before_ready(void **state) {
   assert_string_equal(watch.events, "S"); /* never ready: nothing was lost */
 }
 
+static void test_refused(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "refuses");
+  while (kvp_executor_link_restarts(watch.link) < 2) {
+    (void)uv_run(&watch.loop, UV_RUN_ONCE);
+  }
+  assert_string_equal(kvp_executor_link_refusal(watch.link), "there is no GPU 7");
+  assert_null(kvp_executor_link_waiting(watch.link));
+  watch_end(&watch);
+  assert_string_equal(watch.events, "S");
+}
+
+/* Who is in the way: a file that the fake executor reads at every start. */
+static char busy_path[64];
+
+static void busy_write(const char *text) {
+  int file = open(busy_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  assert_true(file >= 0);
+  assert_int_equal(write(file, text, strlen(text)), strlen(text));
+  assert_int_equal(close(file), 0);
+}
+
+static int busy_setup(void **state) {
+  (void)state;
+  (void)snprintf(busy_path, sizeof busy_path, "/tmp/kvpool-test-busy-XXXXXX");
+  int file = mkstemp(busy_path);
+  assert_true(file >= 0);
+  assert_int_equal(close(file), 0);
+  return setenv("FAKE_EXECUTOR_BUSY", busy_path, 1);
+}
+
+static int busy_teardown(void **state) {
+  (void)state;
+  (void)unlink(busy_path); /* the test has removed it already, unless it failed */
+  return unsetenv("FAKE_EXECUTOR_BUSY");
+}
+
+static void wait_for_text(struct watch *watch, const char *text) {
+  while (kvp_executor_link_waiting(watch->link) == NULL ||
+         strcmp(kvp_executor_link_waiting(watch->link), text) != 0) {
+    (void)uv_run(&watch->loop, UV_RUN_ONCE);
+  }
+}
+
+static void test_waits_for_others(void **state) {
+  (void)state;
+  struct watch watch;
+  busy_write("processes 17 and 18 have to end");
+  watch_start(&watch, "cuda:0");
+  watch.memory_bytes = UINT64_C(80) << 30;
+  wait_for_text(&watch, "processes 17 and 18 have to end");
+  watch_until(&watch, 'W', 8);
+  busy_write("process 18 has to end");
+  wait_for_text(&watch, "process 18 has to end");
+  /* Deaths would have brought pauses of 100, 200, 400 ... ms; here all are the same, and nothing counts as one. */
+  assert_true(kvp_executor_link_waiting_ms(watch.link) >= 1600);
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 0);
+  assert_int_equal(watch_count(&watch, 'R'), 0);
+  request(&watch, KVP_CONTROL_BUFFER_ATTACH);
+  watch_until(&watch, 'r', 1);
+  assert_int_equal(watch.result.status, KVP_DEVICE_LOST);
+  assert_int_equal(unlink(busy_path), 0);
+  watch_until(&watch, 'R', 1);
+  assert_null(kvp_executor_link_waiting(watch.link));
+  assert_int_equal(kvp_executor_link_waiting_ms(watch.link), 0);
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 0);
+  watch_end(&watch);
+}
+
+static void test_waits_after_a_death(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "cuda:0");
+  watch.memory_bytes = UINT64_C(80) << 30;
+  assert_int_equal(unlink(busy_path), 0);
+  watch_until(&watch, 'R', 1);
+  busy_write("process 5 has to end");
+  assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
+  watch_until(&watch, 'W', 3);
+  assert_string_equal(watch.events, "RLWWW");
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 1);
+  assert_int_equal(unlink(busy_path), 0);
+  watch_until(&watch, 'R', 2);
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 1);
+  watch_end(&watch);
+}
+
+static void test_stopped_while_it_waits(void **state) {
+  (void)state;
+  struct watch watch;
+  busy_write("somebody");
+  watch_start(&watch, "cuda:0");
+  watch_until(&watch, 'W', 2);
+  watch_end(&watch);
+  assert_string_equal(watch.events, "WWS");
+}
+
 /* ---- ring -------------------------------------------------------------------------------------------------------
  */
 
@@ -425,6 +536,48 @@ static void test_memory_of_a_dying_executor(void **state) {
   watch_end(&watch);
 }
 
+/* A driver's descriptors are nobody's to look into; anything else has to be a sealed memfd. */
+static void test_chunks_of_a_driver(void **state) {
+  (void)state;
+  struct watch watch;
+  struct kvp_memory *memory = NULL;
+  struct kvp_fd_budget fds = {.limit = 6, .used = 6}; /* three chunks' worth */
+  const uint64_t bytes = (UINT64_C(2) << 30) + 5;
+  watch_start(&watch, "cuda:GPU-1");
+  watch.memory_bytes = UINT64_C(80) << 30;
+  watch_until(&watch, 'R', 1);
+  int without = open_fd_count();
+  kvp_memory_create(watch.link, &fds, 7, "test", bytes, on_memory, &watch, &memory);
+  watch_until(&watch, 'm', 1);
+  assert_int_equal(watch.memory_result.status, KVP_OK);
+  assert_int_equal(open_fd_count(), without + 3);
+  assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
+  watch_until(&watch, 'R', 2);
+  kvp_memory_restore(memory, on_memory, &watch);
+  watch_until(&watch, 'm', 2);
+  assert_int_equal(watch.memory_result.status, KVP_OK);
+  assert_string_equal(watch.memory_result.text, "3 chunks");
+  kvp_memory_destroy(memory);
+  assert_int_equal(open_fd_count(), without);
+  watch_end(&watch);
+}
+
+static void test_chunks_that_are_no_memfds(void **state) {
+  (void)state;
+  struct watch watch;
+  struct kvp_memory *memory = NULL;
+  struct kvp_fd_budget fds = {.limit = 2, .used = 2};
+  watch_start(&watch, "memfds");
+  watch_until(&watch, 'R', 1);
+  int without = open_fd_count();
+  kvp_memory_create(watch.link, &fds, 7, "test", 4096, on_memory, &watch, &memory);
+  watch_until(&watch, 'm', 1);
+  assert_int_not_equal(watch.memory_result.status, KVP_OK);
+  assert_int_equal(open_fd_count(), without);
+  kvp_memory_destroy(memory);
+  watch_end(&watch);
+}
+
 /* libuv keeps a pipe for signals from its first child on: not a leak of ours. */
 static int warm_up(void **state) {
   (void)state;
@@ -446,6 +599,10 @@ int main(void) {
       cmocka_unit_test(test_more_than_the_socket_holds),
       cmocka_unit_test(test_no_executor_to_run),
       cmocka_unit_test(test_dies_before_ready),
+      cmocka_unit_test(test_refused),
+      cmocka_unit_test_setup_teardown(test_waits_for_others, busy_setup, busy_teardown),
+      cmocka_unit_test_setup_teardown(test_waits_after_a_death, busy_setup, busy_teardown),
+      cmocka_unit_test_setup_teardown(test_stopped_while_it_waits, busy_setup, busy_teardown),
       cmocka_unit_test(test_step_there_and_back),
       cmocka_unit_test(test_done_before_death_counts),
       cmocka_unit_test(test_corrupt_lane_is_given_up),
@@ -453,6 +610,8 @@ int main(void) {
       cmocka_unit_test(test_memory_outlives_executors),
       cmocka_unit_test(test_memory_destroyed_while_made),
       cmocka_unit_test(test_memory_of_a_dying_executor),
+      cmocka_unit_test(test_chunks_of_a_driver),
+      cmocka_unit_test(test_chunks_that_are_no_memfds),
   };
   return cmocka_run_group_tests(tests, warm_up, NULL);
 }

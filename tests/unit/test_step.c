@@ -353,7 +353,9 @@ static void test_drops(void **state) {
   assert_string_equal(events, "f2:cancelled f3:cancelled ");
   assert_int_equal(session.steps_in_flight, 1);
   assert_int_equal(submit(queue, 4), KVP_OK);
-  kvp_step_drop_waiting(device, KVP_SHUTTING_DOWN);
+  struct kvp_error why;
+  (void)kvp_error_set(&why, KVP_SHUTTING_DOWN, "the end");
+  kvp_step_drop_waiting(device, &why);
   kvp_step_device_lost(device);
   assert_string_equal(events, "f2:cancelled f3:cancelled f4:shutting_down f1:device_lost ");
 }

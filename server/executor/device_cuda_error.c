@@ -1,0 +1,112 @@
+/* Classes of CUDA errors, and the one that ends the process. */
+#include "server/executor/device_cuda_error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+enum kvp_cuda_error_class kvp_cuda_error_classify(int code) {
+  switch (code) {
+  case cudaSuccess:
+  case cudaErrorNotReady:
+    return KVP_CUDA_DONE;
+  case cudaErrorMemoryAllocation:
+    return KVP_CUDA_REFUSED;
+  case cudaErrorCudartUnloading:
+  case cudaErrorPriorLaunchFailure:
+  case cudaErrorDeviceUninitialized:
+  case cudaErrorECCUncorrectable:
+  case cudaErrorNvlinkUncorrectable:
+  case cudaErrorContained:
+  case cudaErrorIllegalAddress:
+  case cudaErrorLaunchTimeout:
+  case cudaErrorContextIsDestroyed:
+  case cudaErrorAssert:
+  case cudaErrorHardwareStackError:
+  case cudaErrorIllegalInstruction:
+  case cudaErrorMisalignedAddress:
+  case cudaErrorInvalidAddressSpace:
+  case cudaErrorInvalidPc:
+  case cudaErrorLaunchFailure:
+  case cudaErrorTensorMemoryLeak:
+  case cudaErrorSystemNotReady:
+  case cudaErrorMpsConnectionFailed:
+  case cudaErrorMpsRpcFailure:
+  case cudaErrorMpsServerNotReady:
+  case cudaErrorMpsMaxClientsReached:
+  case cudaErrorMpsMaxConnectionsReached:
+  case cudaErrorMpsClientTerminated:
+  case cudaErrorExternalDevice:
+  case cudaErrorUnknown:
+    return KVP_CUDA_LOST;
+  default:
+    return KVP_CUDA_BUG;
+  }
+}
+
+bool kvp_cuda_error_is_passing(int code) {
+  switch (code) {
+  case cudaErrorDevicesUnavailable:
+  case cudaErrorMpsConnectionFailed:
+  case cudaErrorMpsRpcFailure:
+  case cudaErrorMpsServerNotReady:
+  case cudaErrorMpsMaxClientsReached:
+  case cudaErrorMpsMaxConnectionsReached:
+  case cudaErrorMpsClientTerminated:
+    return true;
+  default:
+    return false;
+  }
+}
+
+void kvp_cuda_lose(struct kvp_cuda_device *device, int code, const char *call) {
+  const char *none = NULL;
+  if (atomic_compare_exchange_strong(&device->lost_call, &none, call)) {
+    atomic_store_explicit(&device->lost_code, code, memory_order_release);
+  }
+}
+
+static enum kvp_status lost_error(const struct kvp_cuda_device *device, struct kvp_error *error) {
+  const int code = atomic_load_explicit(&device->lost_code, memory_order_acquire);
+  return kvp_error_set(error, KVP_DEVICE_LOST, "the GPU's context is lost: %s: %s (%d)",
+                       atomic_load(&device->lost_call), cudaGetErrorName((cudaError_t)code), code);
+}
+
+enum kvp_status kvp_cuda_error_set(struct kvp_cuda_device *device, int code, const char *call,
+                                   struct kvp_error *error, const char *format, ...) {
+  char what[kvp_error_text_bytes_max];
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vsnprintf(what, sizeof what, format, arguments);
+  va_end(arguments);
+  const char *name = cudaGetErrorName((cudaError_t)code);
+  (void)cudaGetLastError(); /* or this thread's next launch would find it */
+  switch (kvp_cuda_error_classify(code)) {
+  case KVP_CUDA_REFUSED: {
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) { /* not even a context fits */
+      (void)cudaGetLastError();
+      return kvp_error_set(error, KVP_OUT_OF_MEMORY, "%s: %s: %s", what, call, name);
+    }
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "%s: %s: %s; %zu of %zu bytes are free", what, call, name,
+                         free_bytes, total_bytes);
+  }
+  case KVP_CUDA_LOST:
+    kvp_cuda_lose(device, code, call);
+    return kvp_error_set(error, KVP_DEVICE_LOST, "%s: %s: %s", what, call, name);
+  default:
+    return kvp_error_set(error, KVP_INTERNAL, "%s: %s: %s (%d)", what, call, name, code);
+  }
+}
+
+enum kvp_status kvp_cuda_check(struct kvp_device *device, struct kvp_error *error) {
+  struct kvp_cuda_device *cuda = kvp_cuda_device_of(device);
+  if (!kvp_cuda_is_lost(cuda) && cuda->last_stream != NULL) {
+    const cudaError_t code = cudaStreamQuery(cuda->last_stream);
+    if (kvp_cuda_error_classify((int)code) != KVP_CUDA_DONE) {
+      kvp_cuda_lose(cuda, (int)code, "cudaStreamQuery");
+    } else if (code == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+    }
+  }
+  return kvp_cuda_is_lost(cuda) ? lost_error(cuda, error) : KVP_OK;
+}

@@ -1,0 +1,28 @@
+/* What a CUDA error means for us. Numbers of CUresult and cudaError_t are the same. */
+#ifndef KVPOOL_EXECUTOR_DEVICE_CUDA_ERROR_H
+#define KVPOOL_EXECUTOR_DEVICE_CUDA_ERROR_H
+
+#include "server/executor/device_cuda.h"
+
+enum kvp_cuda_error_class {
+  KVP_CUDA_DONE,    /* none, or "not ready" */
+  KVP_CUDA_REFUSED, /* there is not enough of something: the request's error, everything else goes on */
+  KVP_CUDA_LOST,    /* the context, for good: the process has to end */
+  KVP_CUDA_BUG,     /* of ours: what we asked for makes no sense */
+};
+
+enum kvp_cuda_error_class kvp_cuda_error_classify(int code);
+
+/* While a device is opened: one that an MPS server or its other users will let go of by themselves. */
+bool kvp_cuda_error_is_passing(int code);
+
+/* code, not success, came from `call` on the way to what the rest says. A lost device is remembered as such. */
+enum kvp_status kvp_cuda_error_set(struct kvp_cuda_device *device, int code, const char *call,
+                                   struct kvp_error *error, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* Nothing works from here on; the first call that finds it is kept. Any thread. */
+void kvp_cuda_lose(struct kvp_cuda_device *device, int code, const char *call);
+enum kvp_status kvp_cuda_check(struct kvp_device *device, struct kvp_error *error);
+
+#endif

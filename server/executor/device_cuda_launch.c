@@ -1,0 +1,132 @@
+/* One step onto a stream: its arrays, its ops, its end. Serving thread.
+ *
+ * The first error ends it; what was launched before may run, but its signal never comes.
+ */
+#include "server/executor/device_cuda.h"
+#include "server/executor/device_cuda_failpoint.h"
+
+enum copy_direction { TO_ROWS, FROM_ROWS, FILL_ROWS };
+
+/* Where a step's parts lie while it is launched. */
+struct step_place {
+  const uint8_t *arrays;          /* of the run, as kernels read it */
+  uint8_t *host;                  /* of the run */
+  struct kvp_cuda_counts *counts; /* [op_count] */
+  cudaStream_t stream;
+};
+
+static cudaError_t rows_copy(enum copy_direction direction, uint8_t *rows, uint64_t stride_bytes, uint8_t *host,
+                             int fill, uint64_t row_bytes, uint64_t row_count, cudaStream_t stream) {
+  switch (direction) {
+  case TO_ROWS:
+    return row_count == 1 ? cudaMemcpyAsync(rows, host, row_bytes, cudaMemcpyHostToDevice, stream)
+                          : cudaMemcpy2DAsync(rows, stride_bytes, host, row_bytes, row_bytes, row_count,
+                                              cudaMemcpyHostToDevice, stream);
+  case FROM_ROWS:
+    return row_count == 1 ? cudaMemcpyAsync(host, rows, row_bytes, cudaMemcpyDeviceToHost, stream)
+                          : cudaMemcpy2DAsync(host, row_bytes, rows, stride_bytes, row_bytes, row_count,
+                                              cudaMemcpyDeviceToHost, stream);
+  case FILL_ROWS:
+    break;
+  }
+  return row_count == 1 ? cudaMemsetAsync(rows, fill, row_bytes, stream)
+                        : cudaMemset2DAsync(rows, stride_bytes, fill, row_bytes, row_count, stream);
+}
+
+static cudaError_t transfer_launch(const struct kvp_cuda_device *device, enum copy_direction direction,
+                                   const struct kvp_transfer_params *transfer, uint8_t *host, cudaStream_t stream) {
+  uint64_t row_count = transfer->row_count;
+  uint64_t row_bytes = transfer->row_bytes;
+  const uint64_t stride_bytes = transfer->rows.stride_bytes;
+  if (stride_bytes == row_bytes) { /* one long row */
+    row_bytes *= row_count;
+    row_count = 1;
+  }
+  if (row_count <= 1 || stride_bytes <= device->pitch_bytes_max) {
+    return row_count * row_bytes == 0 ? cudaSuccess
+                                      : rows_copy(direction, transfer->rows.base, stride_bytes, host, transfer->fill,
+                                                  row_bytes, row_count, stream);
+  }
+  /* Rows further apart than a copy can have them: there are not many of those in a buffer. */
+  cudaError_t code = cudaSuccess;
+  for (uint64_t row = 0; row < row_count && code == cudaSuccess; row++) {
+    code = rows_copy(direction, transfer->rows.base + row * stride_bytes, stride_bytes,
+                     host == NULL ? NULL : host + row * row_bytes, transfer->fill, row_bytes, 1, stream);
+  }
+  return code;
+}
+
+static cudaError_t op_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                             const struct kvp_device_op *op, uint32_t index) {
+  struct kvp_cuda_counts *counts = &place->counts[index];
+  const uint64_t offset = device->layout.op_offset_bytes[index];
+  if (op->kind == KVP_DEVICE_STORE) {
+    struct kvp_store_params params = op->params.store;
+    if (params.check.entries == NULL) {
+      params.slots = (const int32_t *)(const void *)(place->arrays + offset);
+    }
+    return kvp_cuda_store_launch(&params, counts, place->stream);
+  }
+  if (op->kind == KVP_DEVICE_LOAD) {
+    struct kvp_load_params params = op->params.load;
+    if (params.check.entries != NULL) {
+      params.rows_taken = &counts->rows_taken;
+    } else {
+      params.segments = (const struct kvp_segment *)(const void *)(place->arrays + offset);
+    }
+    return kvp_cuda_load_launch(&params, counts, place->stream);
+  }
+  /* Copies leave no stamp of their own. */
+  cudaError_t code = kvp_cuda_empty_launch(&counts->started_ns, place->stream);
+  if (code == cudaSuccess) {
+    const enum copy_direction direction = op->kind == KVP_DEVICE_WRITE  ? TO_ROWS
+                                          : op->kind == KVP_DEVICE_READ ? FROM_ROWS
+                                                                        : FILL_ROWS;
+    uint8_t *host = direction == FILL_ROWS ? NULL : place->host + offset;
+    code = transfer_launch(device, direction, &op->params.transfer, host, place->stream);
+  }
+  return code;
+}
+
+/* Few small arrays are read where they are: a copy of its own would take longer. */
+static bool arrays_are_read_in_place(const struct kvp_step_layout *layout) {
+  return layout->op_count <= kvp_cuda_direct_ops_max && layout->arrays_bytes <= kvp_cuda_direct_bytes_max;
+}
+
+cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
+                                 struct kvp_device_op *first, cudaStream_t stream) {
+  const struct kvp_cuda_staging *staging = &device->staging;
+  const struct kvp_step_layout *layout = &device->layout;
+  uint8_t *host_on_device = kvp_cuda_run_host_on_device(staging, run);
+  struct step_place place = {
+      .arrays = host_on_device,
+      .host = kvp_cuda_run_host(staging, run),
+      .counts = kvp_cuda_run_counts(staging, run),
+      .stream = stream,
+  };
+  kvp_step_layout_copy(layout, place.host);
+  cudaError_t code = kvp_cuda_failpoint_pass(stream);
+  if (code == cudaSuccess && !arrays_are_read_in_place(layout)) {
+    uint8_t *arrays = kvp_cuda_run_device(staging, run);
+    place.arrays = arrays;
+    code = layout->arrays_bytes == 0
+               ? cudaSuccess
+               : cudaMemcpyAsync(arrays, place.host, layout->arrays_bytes, cudaMemcpyHostToDevice, stream);
+  }
+  const struct kvp_device_op *op = first;
+  for (uint32_t i = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL; i++, op = op->next) {
+    code = op_launch(device, &place, op, i);
+  }
+  if (code != cudaSuccess) {
+    return code;
+  }
+  const struct kvp_cuda_signal signal = {
+      .counts = place.counts,
+      .found = (struct kvp_cuda_counts *)(void *)(host_on_device + run->found_offset_bytes),
+      .finished_ns = (uint64_t *)(void *)(host_on_device + run->finished_offset_bytes),
+      .timeline = (uint64_t *)(void *)op->params.signal.timeline,
+      .value = op->params.signal.value,
+      .op_count = layout->op_count,
+  };
+  return kvp_cuda_signal_launch(&signal, stream);
+}

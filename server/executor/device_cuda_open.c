@@ -1,0 +1,195 @@
+/* From a name to a GPU that is ready: which one it is, whether it can be used, what it is like.
+ *
+ * Most of this file is about why it can't: every reason that an operator can do something about has its own words.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/executor/device_cuda_error.h"
+#include "server/executor/device_cuda_name.h"
+#include "server/executor/device_cuda_nvml.h"
+
+enum { processes_bytes_max = 200, gpus_bytes_max = 200 };
+
+/* Before the first call that looks for a driver; what the user has set stays. */
+static void environment_set(void) {
+  (void)setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1);
+  (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* no kernel is loaded while steps run */
+  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
+static void version_format(int version, char *out, size_t bytes) {
+  (void)snprintf(out, bytes, "%d.%d", version / 1000, version % 1000 / 10);
+}
+
+static enum kvp_status driver_missing(const char *name, struct kvp_error *error) {
+  int driver_version = 0;
+  char has[16], needs[16];
+  if (cudaDriverGetVersion(&driver_version) != cudaSuccess || driver_version == 0) {
+    return kvp_error_set(error, KVP_UNIMPLEMENTED, "device '%s': there is no NVIDIA driver here (no libcuda.so.1)",
+                         name);
+  }
+  version_format(driver_version, has, sizeof has);
+  version_format(CUDART_VERSION, needs, sizeof needs);
+  return kvp_error_set(error, KVP_VERSION_MISMATCH,
+                       "device '%s': the NVIDIA driver is too old: it knows CUDA %s, this kvpool-exec needs %s", name,
+                       has, needs);
+}
+
+/* Somebody else's fault or presence: it can be tried again soon. */
+static enum kvp_status gpu_busy(const char *name, const struct kvp_cuda_name *parsed, int code, const char *call,
+                                struct kvp_error *error) {
+  char processes[processes_bytes_max];
+  kvp_nvml_processes(parsed, processes, sizeof processes);
+  return kvp_error_set(error, KVP_BUSY, "device '%s': %s: %s: %s; %s%s", name, call,
+                       cudaGetErrorName((cudaError_t)code),
+                       code == cudaErrorDevicesUnavailable ? "others use the GPU exclusively"
+                                                           : "the MPS server takes no new client at the moment",
+                       processes[0] == '\0' ? "processes on it: not known" : "processes on it: ", processes);
+}
+
+static enum kvp_status open_error(struct kvp_cuda_device *device, const char *name,
+                                  const struct kvp_cuda_name *parsed, int code, const char *call,
+                                  struct kvp_error *error) {
+  if (kvp_cuda_error_is_passing(code)) {
+    return gpu_busy(name, parsed, code, call, error);
+  }
+  switch (code) {
+  case cudaErrorInsufficientDriver:
+  case cudaErrorStubLibrary:
+    return driver_missing(name, error);
+  case cudaErrorNoDevice:
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT,
+                         "device '%s': the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES is %s)", name,
+                         getenv("CUDA_VISIBLE_DEVICES") == NULL ? "not set" : "set");
+  case cudaErrorNoKernelImageForDevice:
+  case cudaErrorInvalidDeviceFunction:
+  case cudaErrorUnsupportedPtxVersion:
+    return kvp_error_set(error, KVP_UNIMPLEMENTED, "device '%s': this kvpool-exec has no code for %s: %s", name,
+                         device->description.text, cudaGetErrorName((cudaError_t)code));
+  default:
+    return kvp_cuda_error_set(device, code, call, error, "device '%s'", name);
+  }
+}
+
+/* "0 GPU-..., 1 GPU-...". */
+static void gpus_list(int count, char *out, size_t bytes) {
+  out[0] = '\0';
+  for (int i = 0; i < count; i++) {
+    struct cudaDeviceProp properties;
+    char uuid[kvp_cuda_uuid_text_bytes];
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) {
+      continue;
+    }
+    kvp_cuda_uuid_format((const uint8_t *)properties.uuid.bytes, uuid);
+    const size_t used = strlen(out);
+    (void)snprintf(out + used, bytes - used, "%s%d %s", used == 0 ? "" : ", ", i, uuid);
+  }
+}
+
+/* Sets the ordinal. */
+static enum kvp_status gpu_find(struct kvp_cuda_device *device, const char *name, const struct kvp_cuda_name *parsed,
+                                struct kvp_error *error) {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    return open_error(device, name, parsed, (int)code, "cudaGetDeviceCount", error);
+  }
+  if (!parsed->by_uuid && parsed->index < (uint32_t)count) {
+    device->ordinal = (int)parsed->index;
+    return KVP_OK;
+  }
+  for (int i = 0; parsed->by_uuid && i < count; i++) {
+    struct cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, i) == cudaSuccess &&
+        memcmp(properties.uuid.bytes, parsed->uuid, kvp_cuda_uuid_bytes) == 0) {
+      device->ordinal = i;
+      return KVP_OK;
+    }
+  }
+  char gpus[gpus_bytes_max];
+  gpus_list(count, gpus, sizeof gpus);
+  return kvp_error_set(error, KVP_INVALID_ARGUMENT, "device '%s': there is no such GPU; visible are: %s", name, gpus);
+}
+
+/* What it is like, as far as that is known before it has a context. */
+static enum kvp_status gpu_describe(struct kvp_cuda_device *device, const char *name,
+                                    const struct kvp_cuda_name *parsed, struct kvp_error *error) {
+  struct cudaDeviceProp properties;
+  int has_mps = 0, registers_read_only = 0, driver_version = 0;
+  cudaError_t code = cudaGetDeviceProperties(&properties, device->ordinal);
+  if (code != cudaSuccess) {
+    return open_error(device, name, parsed, (int)code, "cudaGetDeviceProperties", error);
+  }
+  if (cudaDeviceGetAttribute(&has_mps, cudaDevAttrMpsEnabled, device->ordinal) != cudaSuccess) {
+    has_mps = 0; /* an older driver doesn't know the question */
+    (void)cudaGetLastError();
+  }
+  if (cudaDeviceGetAttribute(&registers_read_only, cudaDevAttrHostRegisterReadOnlySupported, device->ordinal) !=
+      cudaSuccess) {
+    registers_read_only = 0;
+    (void)cudaGetLastError();
+  }
+  struct kvp_device_description *description = &device->description;
+  device->pitch_bytes_max = properties.memPitch;
+  device->registers_read_only = registers_read_only != 0;
+  description->memory_bytes = properties.totalGlobalMem;
+  description->ready_flags = KVP_READY_DEVICE_FDS | (has_mps != 0 ? KVP_READY_MPS : 0U);
+  (void)snprintf(description->text, sizeof description->text, "%.120s, sm_%d%d, %d SMs, %s", properties.name,
+                 properties.major, properties.minor, properties.multiProcessorCount,
+                 has_mps != 0 ? "under MPS" : "no MPS");
+  char driver[24], version[16];
+  kvp_nvml_driver_version(driver, sizeof driver);
+  (void)cudaDriverGetVersion(&driver_version);
+  version_format(driver_version, version, sizeof version);
+  (void)snprintf(description->driver, sizeof description->driver, "%s, CUDA %s",
+                 driver[0] == '\0' ? "unknown" : driver, version);
+  return KVP_OK;
+}
+
+static enum kvp_status chunks_supported(const struct kvp_cuda_device *device, const char *name,
+                                        struct kvp_error *error) {
+  int has_addresses = 0, has_descriptors = 0;
+  (void)device->driver.attribute(&has_addresses, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                 device->ordinal);
+  (void)device->driver.attribute(&has_descriptors, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                                 device->ordinal);
+  if (has_addresses == 0 || has_descriptors == 0) {
+    return kvp_error_set(error, KVP_UNIMPLEMENTED,
+                         "device '%s': %s: its memory can't be %s here, and a pool must outlive its executor", name,
+                         device->description.text, has_addresses == 0 ? "mapped" : "handed over as a descriptor");
+  }
+  return KVP_OK;
+}
+
+enum kvp_status kvp_cuda_gpu_open(struct kvp_cuda_device *device, const char *name, struct kvp_error *error) {
+  struct kvp_cuda_name parsed;
+  enum kvp_status status = kvp_cuda_name_parse(name, &parsed, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  environment_set();
+  if ((status = gpu_find(device, name, &parsed, error)) != KVP_OK ||
+      (status = gpu_describe(device, name, &parsed, error)) != KVP_OK) {
+    return status;
+  }
+  const char *call = "cudaSetDevice";
+  cudaError_t code = cudaSetDevice(device->ordinal);
+  if (code == cudaSuccess) {
+    call = "cudaFree";
+    code = cudaFree(NULL); /* the context is there after that, whatever the runtime's version */
+  }
+  if (code == cudaSuccess) {
+    call = "loading the kernels";
+    code = kvp_cuda_kernels_load();
+  }
+  if (code != cudaSuccess) {
+    return open_error(device, name, &parsed, (int)code, call, error);
+  }
+  if ((status = kvp_cuda_driver_load(&device->driver, error)) != KVP_OK ||
+      (status = chunks_supported(device, name, error)) != KVP_OK) {
+    return status;
+  }
+  return kvp_cuda_memory_granularity(device, error);
+}

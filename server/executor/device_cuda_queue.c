@@ -1,0 +1,144 @@
+/* Queues of the CUDA backend: steps in order on one of a few streams, each with a run of staging memory until it is
+ * collected. Serving thread.
+ */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/executor/clock.h"
+#include "server/executor/device_cuda_error.h"
+
+struct kvp_device_queue {
+  struct kvp_cuda_device *device;
+  uint32_t number;
+  struct kvp_cuda_run *first; /* of steps launched and not collected, in order */
+  struct kvp_cuda_run *last;
+};
+
+enum kvp_status kvp_cuda_queue_create(struct kvp_device *device, struct kvp_device_queue **out,
+                                      struct kvp_error *error) {
+  struct kvp_device_queue *queue = calloc(1, sizeof *queue);
+  if (queue == NULL) {
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for a device queue");
+  }
+  queue->device = kvp_cuda_device_of(device);
+  queue->number = queue->device->queue_count++;
+  *out = queue;
+  return KVP_OK;
+}
+
+void kvp_cuda_queue_destroy(struct kvp_device *device, struct kvp_device_queue *queue) {
+  (void)device;
+  free(queue);
+}
+
+/* The queue's stream, made when it is needed first. NULL: the device is lost. */
+static cudaStream_t stream_of(const struct kvp_device_queue *queue) {
+  struct kvp_cuda_device *device = queue->device;
+  cudaStream_t *stream = &device->streams[queue->number % kvp_cuda_streams_max];
+  if (*stream == NULL) {
+    const cudaError_t code = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    if (code != cudaSuccess) {
+      *stream = NULL;
+      kvp_cuda_lose(device, (int)code, "cudaStreamCreateWithFlags");
+    }
+  }
+  return *stream;
+}
+
+bool kvp_cuda_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *first) {
+  struct kvp_cuda_device *device = queue->device;
+  if (kvp_cuda_is_lost(device)) {
+    return true; /* it never ends, but the process does */
+  }
+  kvp_step_layout_make(&device->layout, first, sizeof(struct kvp_cuda_counts));
+  struct kvp_cuda_run *run = kvp_cuda_run_take(&device->staging, &device->layout);
+  if (run == NULL) {
+    return false;
+  }
+  if (queue->first == NULL) {
+    queue->first = run;
+  } else {
+    queue->last->next = run;
+  }
+  queue->last = run;
+  cudaStream_t stream = stream_of(queue);
+  if (stream == NULL) {
+    return true;
+  }
+  device->last_stream = stream;
+  run->launched_ns = kvp_clock_ns();
+  const cudaError_t code = kvp_cuda_step_launch(device, run, first, stream);
+  if (code != cudaSuccess) {
+    kvp_cuda_lose(device, (int)code, "a launch");
+  }
+  return true;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
+
+/* An op ends where the next one starts; one that ran nothing takes no time. Backwards, so that nothing starts later
+ * than it ends, whatever the clocks say. */
+static void times_set(const struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
+                      const struct kvp_cuda_counts *found, uint32_t op_count, uint64_t end_ns) {
+  for (uint32_t i = op_count; i > 0; i--) {
+    struct kvp_device_op *op = device->ops[i - 1];
+    op->finished_ns = end_ns;
+    if (found[i - 1].started_ns != 0) {
+      const uint64_t started_ns = kvp_device_clock_host_ns(&device->clock, found[i - 1].started_ns);
+      end_ns = min_u64(max_u64(started_ns, run->launched_ns), end_ns);
+    }
+    op->started_ns = end_ns;
+  }
+}
+
+static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *found, const uint8_t **results) {
+  const struct kvp_transfer_params *transfer = &op->params.transfer;
+  switch (op->kind) {
+  case KVP_DEVICE_STORE:
+    kvp_cuda_store_counts(&op->params.store, found, &op->counts);
+    break;
+  case KVP_DEVICE_LOAD:
+    kvp_cuda_load_counts(&op->params.load, found, &op->counts);
+    break;
+  case KVP_DEVICE_READ:
+    op->counts.bytes_read = transfer->row_count * transfer->row_bytes;
+    memcpy(transfer->host, *results, op->counts.bytes_read);
+    *results += op->counts.bytes_read;
+    break;
+  case KVP_DEVICE_WRITE:
+  case KVP_DEVICE_FILL:
+    op->counts.bytes_written = transfer->row_count * transfer->row_bytes;
+    break;
+  case KVP_DEVICE_SIGNAL:
+    break;
+  }
+}
+
+void kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op *first) {
+  struct kvp_cuda_device *device = queue->device;
+  struct kvp_cuda_run *run = queue->first;
+  assert(run != NULL);
+  queue->first = run->next;
+  const uint8_t *memory = kvp_cuda_run_host(&device->staging, run);
+  const struct kvp_cuda_counts *found = (const void *)(memory + run->found_offset_bytes);
+  const uint8_t *results = memory + run->results_offset_bytes;
+  uint64_t finished_ns = 0;
+  memcpy(&finished_ns, memory + run->finished_offset_bytes, sizeof finished_ns);
+  const uint64_t now_ns = kvp_clock_ns();
+  kvp_device_clock_observe(&device->clock, finished_ns, now_ns);
+  uint32_t op_count = 0;
+  for (struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
+    op_collect(op, &found[op_count], &results);
+    device->ops[op_count++] = op;
+  }
+  const uint64_t end_ns = kvp_device_clock_host_ns(&device->clock, finished_ns);
+  times_set(device, run, found, op_count, max_u64(min_u64(end_ns, now_ns), run->launched_ns));
+  kvp_cuda_run_give(&device->staging, run);
+}

@@ -1,0 +1,115 @@
+/* When an executor is started again: the table of pauses, and what a wait is. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "server/log.h"
+#include "server/supervisor/restart_policy.h"
+
+static struct kvp_restart_policy policy;
+static uint64_t now_ms;
+
+static int setup(void **state) {
+  (void)state;
+  kvp_restart_policy_init(&policy, "cuda:0");
+  now_ms = 1000000;
+  return 0;
+}
+
+/* One executor's life; the pause behind it, which passes. */
+static uint64_t live(uint64_t lifetime_ms, bool serves) {
+  kvp_restart_policy_started(&policy, now_ms);
+  if (serves) {
+    kvp_restart_policy_served(&policy);
+  }
+  now_ms += lifetime_ms;
+  uint64_t pause_ms = kvp_restart_policy_died(&policy, now_ms);
+  now_ms += pause_ms;
+  return pause_ms;
+}
+
+static uint64_t refuse(const char *text) {
+  kvp_restart_policy_started(&policy, now_ms);
+  uint64_t pause_ms = kvp_restart_policy_busy(&policy, now_ms, text);
+  now_ms += pause_ms;
+  return pause_ms;
+}
+
+static void test_never_serves(void **state) {
+  (void)state;
+  static const uint64_t pauses[] = {0, 100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000};
+  for (size_t i = 0; i < sizeof pauses / sizeof pauses[0]; i++) {
+    assert_int_equal(live(5, false), pauses[i]);
+  }
+}
+
+static void test_serves_and_dies(void **state) {
+  (void)state;
+  static const uint64_t pauses[] = {0, 100, 100, 100, 100};
+  for (size_t i = 0; i < sizeof pauses / sizeof pauses[0]; i++) {
+    assert_int_equal(live(5, true), pauses[i]);
+  }
+}
+
+static void test_one_that_lived_long(void **state) {
+  (void)state;
+  assert_int_equal(live(5, false), 0);
+  assert_int_equal(live(5, false), 100);
+  assert_int_equal(live(5, false), 200);
+  assert_int_equal(live(10000, false), 0);
+  assert_int_equal(live(9999, false), 100);
+}
+
+static void test_a_wait_has_pauses_of_its_own(void **state) {
+  (void)state;
+  assert_int_equal(live(5, false), 0);
+  assert_int_equal(live(5, false), 100);
+  for (int i = 0; i < 1000; i++) {
+    assert_int_equal(refuse("process 17"), 200);
+    assert_true(policy.is_waiting);
+  }
+  assert_int_equal(policy.waiting_since_ms, now_ms - UINT64_C(200) * 1000);
+  kvp_restart_policy_wait_over(&policy, now_ms, "ready");
+  assert_false(policy.is_waiting);
+  assert_int_equal(live(5, false), 200); /* as if nobody had waited */
+}
+
+static void test_a_wait_keeps_its_begin_and_takes_the_latest_text(void **state) {
+  (void)state;
+  uint64_t began_ms = now_ms;
+  (void)refuse("processes 17 and 18");
+  (void)refuse("process 18");
+  assert_string_equal(policy.waiting_for, "process 18");
+  assert_int_equal(policy.waiting_since_ms, began_ms);
+  (void)live(5, false); /* something else than being busy */
+  assert_false(policy.is_waiting);
+  began_ms = now_ms;
+  (void)refuse("process 19");
+  assert_int_equal(policy.waiting_since_ms, began_ms);
+}
+
+static void test_a_long_text_is_cut(void **state) {
+  (void)state;
+  char text[2 * kvp_error_text_bytes_max];
+  memset(text, 'x', sizeof text - 1);
+  text[sizeof text - 1] = '\0';
+  (void)refuse(text);
+  assert_int_equal(strlen(policy.waiting_for), kvp_error_text_bytes_max - 1);
+}
+
+int main(void) {
+  kvp_log_set_level(KVP_LOG_ERROR);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup(test_never_serves, setup),
+      cmocka_unit_test_setup(test_serves_and_dies, setup),
+      cmocka_unit_test_setup(test_one_that_lived_long, setup),
+      cmocka_unit_test_setup(test_a_wait_has_pauses_of_its_own, setup),
+      cmocka_unit_test_setup(test_a_wait_keeps_its_begin_and_takes_the_latest_text, setup),
+      cmocka_unit_test_setup(test_a_long_text_is_cut, setup),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
