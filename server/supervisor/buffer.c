@@ -30,7 +30,7 @@ static void session_unlink(struct kvp_buffer *buffer) {
 static void buffer_free(struct kvp_buffer *buffer) {
   session_unlink(buffer);
   kvp_memory_destroy(buffer->memory);
-  kvp_ledger_release(&buffer->device->ledger, KVP_LEDGER_BUFFER, buffer->bytes);
+  kvp_ledger_release(&buffer->device->ledger, KVP_LEDGER_BUFFER, buffer->charged_bytes);
   free(buffer);
 }
 
@@ -119,8 +119,9 @@ static void creation_refused(void *context) {
   creation_end(creation, NULL, &creation->error);
 }
 
+/* *charged: taken from the ledger, on success. */
 static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
-                                    struct kvp_error *error) {
+                                    uint64_t *charged, struct kvp_error *error) {
   if (session->state != KVP_SESSION_OPEN) {
     return kvp_error_set(error, KVP_UNKNOWN_SESSION, "session %" PRIu64 " is closing", session->id);
   }
@@ -135,16 +136,19 @@ static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_devi
   if (status != KVP_OK) {
     return status;
   }
-  status = kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_BUFFER, "a buffer", bytes, error);
+  uint64_t taken = kvp_ledger_memory_bytes(&device->ledger, bytes);
+  status = kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_BUFFER, "a buffer", bytes, taken, error);
   if (status != KVP_OK) {
     return status;
   }
   status =
       kvp_fd_budget_charge(&device->daemon->fds, "a buffer", kvp_fd_budget_memory(bytes), KVP_QUOTA_EXCEEDED, error);
   if (status != KVP_OK) {
-    kvp_ledger_release(&device->ledger, KVP_LEDGER_BUFFER, bytes);
+    kvp_ledger_release(&device->ledger, KVP_LEDGER_BUFFER, taken);
+    return status;
   }
-  return status;
+  *charged = taken;
+  return KVP_OK;
 }
 
 void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
@@ -153,7 +157,8 @@ void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, s
   creation->daemon = daemon;
   creation->done = done;
   creation->context = context;
-  if (buffer_check(session, device, bytes, &creation->error) != KVP_OK) {
+  uint64_t charged = 0;
+  if (buffer_check(session, device, bytes, &charged, &creation->error) != KVP_OK) {
     kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
     return;
   }
@@ -162,6 +167,7 @@ void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, s
   buffer->session = session;
   buffer->device = device;
   buffer->bytes = bytes;
+  buffer->charged_bytes = charged;
   buffer->creating = true;
   buffer->next = session->buffers;
   session->buffers = buffer;

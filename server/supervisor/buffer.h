@@ -16,9 +16,10 @@ struct kvp_buffer {
   struct kvp_session *session;
   struct kvp_device *device;
   struct kvp_memory *memory;
-  uint64_t bytes;
-  bool creating;  /* the caller has not been told yet; can't be found */
-  bool releasing; /* hidden; goes when `release_fence` is reached */
+  uint64_t bytes;         /* as asked for */
+  uint64_t charged_bytes; /* of the device's ledger: bytes or more */
+  bool creating;          /* the caller has not been told yet; can't be found */
+  bool releasing;         /* hidden; goes when `release_fence` is reached */
   uint64_t release_fence;
   struct kvp_buffer *next;           /* of the session */
   struct kvp_buffer *next_releasing; /* of the daemon */

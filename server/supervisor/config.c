@@ -33,8 +33,12 @@ const struct kvp_option kvp_options[kvp_option_count] = {
      "The executor program (default: kvpool-exec beside kvpoold, else the installed one)", KVP_OPTION_PATH,
      AT(executor_path), 0, kvp_config_path_bytes_max},
     {"device_memory", "device-memory", "BYTES",
-     "What pools and buffers may take of each device, e.g. 64G; 0: all that it says it has, less a reserve (default)",
+     "What pools and buffers may take of each device, e.g. 64G; 0: what it has, of a GPU what is free, less "
+     "--device-reserve (default)",
      KVP_OPTION_BYTES, AT(device_memory_bytes), 0, INT64_MAX},
+    {"device_reserve", "device-reserve", "BYTES",
+     "What --device-memory=0 keeps back of each device for others (default: of a GPU 1G, of a host 1G or a tenth)",
+     KVP_OPTION_BYTES, AT(device_reserve_bytes), 0, INT64_MAX},
     {"device_threads", "device-threads", "N", "Threads of a host device; 0: one per core (default)", KVP_OPTION_COUNT,
      AT(device_thread_count), 0, threads_max},
     {"sessions_max", "sessions-max", "N", "Sessions at a time (default 1024)", KVP_OPTION_COUNT, AT(sessions_max), 1,
@@ -136,7 +140,21 @@ bool kvp_option_set_text(const struct kvp_option *option, const char *place, con
   return false;
 }
 
-/* One spelling for each device, so that equal names are equal devices. Both backends have prefixes of 5 bytes. */
+static const char uuid_prefix[] = "cuda:GPU-";
+static const char uuid_name[] = "cuda:GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"; /* x: one of 0-9a-f */
+
+static bool is_uuid_name(const char *name) {
+  const char *shape = uuid_name;
+  for (; *name != '\0' && *shape != '\0'; name++, shape++) {
+    bool fits = *shape == 'x' ? strchr("0123456789abcdef", *name) != NULL : *name == *shape;
+    if (!fits) {
+      return false;
+    }
+  }
+  return *name == *shape; /* both are at their ends */
+}
+
+/* One spelling for each name, so that equal names are equal devices. Both backends have prefixes of 5 bytes. */
 static bool is_device_name(const char *name) {
   enum { prefix_bytes = sizeof "host:" - 1 };
   if (strncmp(name, "host:", prefix_bytes) != 0 && strncmp(name, "cuda:", prefix_bytes) != 0) {
@@ -150,9 +168,18 @@ static bool is_device_name(const char *name) {
 
 bool kvp_config_add_device(struct kvp_config_reader *reader, const char *place, const char *name) {
   struct kvp_config *config = reader->config;
-  if (!is_device_name(name) || strlen(name) >= kvp_name_bytes_max) {
-    return kvp_config_complain(place, "device \"%s\" is not of the form host:N or cuda:N with N of 0 .. %d", name,
-                               device_index_max);
+  bool by_uuid = strncmp(name, uuid_prefix, sizeof uuid_prefix - 1) == 0;
+  if (by_uuid && !is_uuid_name(name)) {
+    return kvp_config_complain(
+        place,
+        "device \"%s\": behind cuda: a GPU's UUID is wanted as nvidia-smi -L prints it: GPU- and "
+        "8-4-4-4-12 digits of 0-9a-f",
+        name);
+  }
+  if (!by_uuid && !is_device_name(name)) {
+    return kvp_config_complain(
+        place, "device \"%s\" is not of the form host:N or cuda:N with N of 0 .. %d, or cuda:GPU-UUID", name,
+        device_index_max);
   }
   for (uint32_t i = 0; i < config->device_count; i++) {
     if (strcmp(config->devices[i], name) == 0) {
@@ -195,6 +222,7 @@ static void set_defaults(struct kvp_config *config) {
   memset(config, 0, sizeof *config);
   memcpy(config->socket_path, default_socket, sizeof default_socket);
   config->socket_mode = 0660;
+  config->device_reserve_bytes = KVP_RESERVE_DEFAULT;
   config->sessions_max = kvp_sessions_max;
   config->steps_in_flight_max = kvp_steps_in_flight_per_session_max;
   config->connections_max = 4096;

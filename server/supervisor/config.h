@@ -10,6 +10,9 @@
 
 enum { kvp_config_path_bytes_max = 256 };
 
+/* device_reserve where the configuration has none. */
+#define KVP_RESERVE_DEFAULT UINT64_MAX
+
 struct kvp_config {
   char socket_path[kvp_config_path_bytes_max];
   char lock_path[kvp_config_path_bytes_max];     /* socket_path + ".lock" */
@@ -17,8 +20,9 @@ struct kvp_config {
   uint32_t socket_mode;
   uint32_t device_count;
   char devices[kvp_devices_max][kvp_name_bytes_max]; /* default: host:0 */
-  uint64_t device_memory_bytes; /* limit per device; 0 = what the device says, less what is kept back */
-  uint32_t device_thread_count; /* host backend; 0 = one per core */
+  uint64_t device_memory_bytes;  /* limit per device; 0 = what the device says, less what is kept back */
+  uint64_t device_reserve_bytes; /* what that keeps back; KVP_RESERVE_DEFAULT: by the kind of device */
+  uint32_t device_thread_count;  /* host backend; 0 = one per core */
   uint32_t sessions_max;
   uint32_t steps_in_flight_max; /* per session */
   uint32_t connections_max;

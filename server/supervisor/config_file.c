@@ -1,4 +1,5 @@
 /* The configuration file: libconfig's tree against the table of options. A key we don't know is an error. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,7 +124,8 @@ static bool parse_text(struct kvp_config_reader *reader, const char *path, const
 bool kvp_config_read_file(struct kvp_config_reader *reader, const char *path) {
   char *text = kvp_config_file_text(path);
   if (text == NULL) {
-    return kvp_config_complain(path, "the file can't be read as text");
+    return errno == 0 ? kvp_config_complain(path, "the file is no text: it holds a NUL byte")
+                      : kvp_config_complain(path, "the file can't be read: %s", strerror(errno));
   }
   bool good = kvp_config_check_literals(path, text) && parse_text(reader, path, text);
   free(text);

@@ -27,7 +27,7 @@ struct kvp_option {
   uint64_t max; /* paths: bytes with the terminating NUL */
 };
 
-enum { kvp_option_count = 10 };
+enum { kvp_option_count = 11 };
 extern const struct kvp_option kvp_options[kvp_option_count];
 
 enum { kvp_place_bytes_max = 512 };
@@ -56,7 +56,7 @@ void kvp_config_place(const config_setting_t *setting, const char *fallback, cha
 
 /* False: complained about an integer literal that libconfig would not read as the number it says, at PLACE:LINE. */
 bool kvp_config_check_literals(const char *place, const char *text);
-/* The caller's to free. NULL: the file can't be read, or holds a NUL byte. */
+/* The caller's to free. NULL: the file can't be read (errno), or holds a NUL byte (errno 0). */
 char *kvp_config_file_text(const char *path);
 
 /* Complains itself. */

@@ -195,10 +195,13 @@ char *kvp_config_file_text(const char *path) {
     text = grown;
     got = fread(text + bytes, 1, capacity - bytes - 1, file);
   }
-  bool good = text != NULL && feof(file) != 0 && ferror(file) == 0 && memchr(text, '\0', bytes) == NULL;
+  int failure = errno;
+  bool is_whole = text != NULL && feof(file) != 0 && ferror(file) == 0;
+  bool good = is_whole && memchr(text, '\0', bytes) == NULL;
   (void)fclose(file);
   if (!good) {
     free(text);
+    errno = is_whole ? 0 : failure;
     return NULL;
   }
   text[bytes] = '\0';

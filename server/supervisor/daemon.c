@@ -217,6 +217,16 @@ static void init_handles(struct kvp_daemon *daemon) {
   }
 }
 
+static bool is_ready(const void *context) {
+  const struct kvp_daemon *daemon = context;
+  for (uint32_t i = 0; i < daemon->device_count; i++) {
+    if (kvp_executor_link_waiting(daemon->devices[i].link) != NULL) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static enum kvp_status start_rpc(struct kvp_daemon *daemon, struct kvp_error *error) {
   const struct kvp_config *config = daemon->config;
   size_t method_count = 0;
@@ -230,6 +240,7 @@ static enum kvp_status start_rpc(struct kvp_daemon *daemon, struct kvp_error *er
       .method_count = method_count,
       .context = daemon,
       .connections_max = config->connections_max,
+      .is_ready = is_ready,
   };
   return kvp_rpc_server_start(daemon->loop, &options, &daemon->rpc, error);
 }

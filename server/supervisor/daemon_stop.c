@@ -17,6 +17,12 @@ static uint32_t steps_left(const struct kvp_daemon *daemon) {
   return count;
 }
 
+static void drop_steps(struct kvp_device *device) {
+  struct kvp_error error;
+  (void)kvp_error_set(&error, KVP_SHUTTING_DOWN, "device %s: %s", device->name, kvp_status_text(KVP_SHUTTING_DOWN));
+  kvp_step_drop_waiting(device, &error);
+}
+
 static void on_rpc_stopped(void *context) {
   struct kvp_daemon *daemon = context;
   assert(daemon->sessions.count == 0 && daemon->pools.work == 0);
@@ -103,7 +109,7 @@ void kvp_daemon_drain(struct kvp_daemon *daemon) {
   kvp_rpc_server_drain(daemon->rpc);
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     if (kvp_executor_link_state(daemon->devices[i].link) != KVP_LINK_SERVING) {
-      kvp_step_drop_waiting(&daemon->devices[i], KVP_SHUTTING_DOWN);
+      drop_steps(&daemon->devices[i]);
     }
   }
   (void)uv_timer_start(&daemon->patience, on_drain_over, daemon->config->drain_timeout_ms, 0);
@@ -118,7 +124,7 @@ void kvp_daemon_stop(struct kvp_daemon *daemon) {
   daemon->stop_stage = KVP_STOP_SESSIONS;
   kvp_log(KVP_LOG_INFO, "stopping", "steps=%u sessions=%u", steps_left(daemon), daemon->sessions.count);
   for (uint32_t i = 0; i < daemon->device_count; i++) {
-    kvp_step_drop_waiting(&daemon->devices[i], KVP_SHUTTING_DOWN);
+    drop_steps(&daemon->devices[i]);
   }
   struct kvp_error reason;
   (void)kvp_error_set(&reason, KVP_SHUTTING_DOWN, "the daemon is shutting down");

@@ -13,6 +13,11 @@
 #include "server/supervisor/buffer.h"
 #include "server/supervisor/daemon.h"
 
+enum {
+  default_reserve_bytes = 1 << 30,
+  waiting_steps_ms = 10000, /* steps of a device that waits for others */
+};
+
 /* A restore of everything on one executor. */
 struct device_restore {
   struct kvp_device *device;
@@ -52,41 +57,71 @@ static void on_pools_restored(void *context, const struct kvp_error *error) {
   kvp_buffer_restore_all(restore->device->daemon, restore->device, on_buffers_restored, restore);
 }
 
+/* ---- memory -----------------------------------------------------------------------------------------------------
+ */
+
 static bool is_host(const char *name) {
   return strncmp(name, "host:", sizeof "host:" - 1) == 0;
 }
 
+static uint64_t less(uint64_t bytes, uint64_t reserve) {
+  return bytes > reserve ? bytes - reserve : 0;
+}
+
 /* Host devices share one machine's memory; something of it is left to everybody else. */
-static uint64_t own_limit(const struct kvp_device *device, uint64_t memory_bytes) {
-  if (!is_host(device->name)) {
-    return memory_bytes;
-  }
-  const uint64_t gib = UINT64_C(1) << 30;
+static uint64_t host_limit(const struct kvp_device *device, uint64_t memory_bytes) {
+  const struct kvp_config *config = device->daemon->config;
   uint64_t tenth = memory_bytes / 10;
   uint64_t quarter = memory_bytes / 4;
-  uint64_t reserve = quarter < gib ? quarter : gib;
+  uint64_t reserve = quarter < default_reserve_bytes ? quarter : default_reserve_bytes;
   reserve = reserve < tenth ? tenth : reserve;
-  uint32_t sharing = 1;
-  for (uint32_t i = 0; i < device->daemon->config->device_count; i++) {
-    sharing += i != device->index && is_host(device->daemon->config->devices[i]) ? 1 : 0;
+  if (config->device_reserve_bytes != KVP_RESERVE_DEFAULT) {
+    reserve = config->device_reserve_bytes;
   }
-  return (memory_bytes - reserve) / sharing;
+  uint32_t sharing = 1;
+  for (uint32_t i = 0; i < config->device_count; i++) {
+    sharing += i != device->index && is_host(config->devices[i]) ? 1 : 0;
+  }
+  return less(memory_bytes, reserve) / sharing;
+}
+
+/* A GPU has other users, whose memory is not there to be given away. */
+static uint64_t gpu_limit(const struct kvp_device *device, uint64_t free_bytes) {
+  uint64_t reserve = device->daemon->config->device_reserve_bytes;
+  return less(free_bytes, reserve == KVP_RESERVE_DEFAULT ? default_reserve_bytes : reserve);
 }
 
 static void decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
   uint64_t asked = device->daemon->config->device_memory_bytes;
-  device->ledger.limit_bytes = asked != 0 ? asked : own_limit(device, ready->memory_bytes);
+  uint64_t there = is_host(device->name) ? ready->memory_bytes : ready->memory_free_bytes;
+  uint64_t own =
+      is_host(device->name) ? host_limit(device, ready->memory_bytes) : gpu_limit(device, ready->memory_free_bytes);
+  device->ledger.limit_bytes = asked != 0 ? asked : own;
   device->limit_known = true;
-  kvp_log(asked > ready->memory_bytes ? KVP_LOG_WARNING : KVP_LOG_INFO, "device_memory",
-          "device=%s limit_bytes=%" PRIu64 " device_bytes=%" PRIu64 " decided_by=%s", device->name,
-          device->ledger.limit_bytes, ready->memory_bytes, asked != 0 ? "configuration" : "device");
+  kvp_log(device->ledger.limit_bytes > there || device->ledger.limit_bytes == 0 ? KVP_LOG_WARNING : KVP_LOG_INFO,
+          "device_memory",
+          "device=%s limit_bytes=%" PRIu64 " device_bytes=%" PRIu64 " free_bytes=%" PRIu64
+          " granularity_bytes=%" PRIu64 " decided_by=%s",
+          device->name, device->ledger.limit_bytes, ready->memory_bytes, ready->memory_free_bytes,
+          ready->memory_granularity_bytes, asked != 0 ? "configuration" : "device");
 }
 
-static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
-  struct kvp_device *device = context;
+/* Our pools and buffers outlive executors: what one finds in use is theirs and everybody else's. */
+static void look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready) {
+  device->ledger.granularity_bytes = ready->memory_granularity_bytes;
+  device->others_bytes =
+      less(less(ready->memory_bytes, ready->memory_free_bytes), kvp_ledger_used_bytes(&device->ledger));
   if (!device->limit_known) {
     decide_limit(device, ready);
   }
+}
+
+/* ---- events -----------------------------------------------------------------------------------------------------
+ */
+
+static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
+  struct kvp_device *device = context;
+  look_at_memory(device, ready);
   struct device_restore *restore = kvp_allocate(1, sizeof *restore);
   restore->device = device;
   restore->restarts = kvp_executor_link_restarts(link);
@@ -119,6 +154,16 @@ static void on_progress(void *context, struct kvp_executor_link *link) {
   kvp_step_post_waiting(context);
 }
 
+/* Nobody waits without a bound: what was asked of it meanwhile is told, and may be asked again. */
+static void on_waiting(void *context, struct kvp_executor_link *link) {
+  struct kvp_device *device = context;
+  if (device->steps.count > 0 && kvp_executor_link_waiting_ms(link) >= waiting_steps_ms) {
+    struct kvp_error error;
+    (void)kvp_device_check_serving(device, &error);
+    kvp_step_drop_waiting(device, &error);
+  }
+}
+
 static void on_stopped(void *context, struct kvp_executor_link *link) {
   (void)link;
   struct kvp_device *device = context;
@@ -130,6 +175,7 @@ static const struct kvp_link_events link_events = {
     .lost = on_lost,
     .completion = on_completion,
     .progress = on_progress,
+    .waiting = on_waiting,
     .stopped = on_stopped,
 };
 
@@ -162,6 +208,11 @@ enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct
   }
   if (kvp_executor_link_state(device->link) == KVP_LINK_SERVING) {
     return KVP_OK;
+  }
+  const char *waiting = kvp_executor_link_waiting(device->link);
+  if (waiting != NULL) {
+    return kvp_error_set(error, device->served ? KVP_DEVICE_LOST : KVP_BUSY,
+                         "device %s waits for others to go before it can serve: %s", device->name, waiting);
   }
   if (!device->served) {
     return kvp_error_set(error, KVP_BUSY, "device %s is starting; try again", device->name);

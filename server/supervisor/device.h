@@ -19,6 +19,7 @@ struct kvp_device {
   struct kvp_ledger ledger;
   struct kvp_step_table steps; /* waiting and in flight */
   bool limit_known;            /* the ledger's limit is decided once, by the first executor */
+  uint64_t others_bytes;       /* of its memory: contexts, other processes; as the latest executor found it */
   bool served;                 /* has been SERVING before */
 };
 
@@ -27,7 +28,8 @@ enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const
 /* Its link is STOPPED. */
 void kvp_device_deinit(struct kvp_device *device);
 
-/* May memory be asked of it now? busy while it starts, device_lost after its executor died, shutting_down. */
+/* May memory be asked of it now? busy while it starts, device_lost after its executor died, shutting_down. The text
+ * of a device that waits says for whom. */
 enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct kvp_error *error);
 
 #endif

@@ -13,14 +13,12 @@
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/control_requests.h"
 #include "server/supervisor/executor_process.h"
+#include "server/supervisor/restart_policy.h"
 
 enum {
   ready_timeout_ms = 30000, /* a device that can't be opened must not look like one that is starting for ever */
   stop_timeout_ms = 2000,
   busy_retry_ms = 1,
-  pause_first_ms = 100,
-  pause_max_ms = 5000,
-  quick_death_ms = 10000,
 };
 
 /* HELLO's number. READY or a refusal answers it; other requests are numbered from 1 on, and none before READY. */
@@ -42,14 +40,13 @@ struct kvp_executor_link {
   char executor_path[256];
   enum kvp_link_state state;
   struct kvp_executor_process *process;
-  bool was_ready;  /* this process: `lost` is owed */
-  bool has_served; /* this process */
+  bool was_ready; /* this process: `lost` is owed */
   bool has_info;
   struct kvp_control_ready info;
+  int32_t refused_as;                     /* of HELLO, by this process; KVP_OK: it has not */
   char refusal[kvp_error_text_bytes_max]; /* of HELLO, by the latest that refused it */
   uint64_t restarts;
-  uint32_t quick_deaths; /* in a row */
-  uint64_t started_ms;
+  struct kvp_restart_policy policy;
   struct kvp_control_requests requests;
   uint32_t part_request; /* of the request whose parts are being sent; 0: none */
   struct link_answer *first_answer;
@@ -127,6 +124,7 @@ static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd
     return false;
   }
   if (message->request == hello_request && link->state == KVP_LINK_STARTING) {
+    link->refused_as = error.status;
     memcpy(link->refusal, error.text, sizeof link->refusal);
   }
   kvp_control_requests_answer(&link->requests, message->request, &error);
@@ -152,7 +150,7 @@ static bool link_take_ready(struct kvp_executor_link *link, const struct kvp_fd_
   }
   struct kvp_control_ready info;
   memcpy(&info, message->body, sizeof info);
-  info.description[sizeof info.description - 1] = '\0';
+  info.description[sizeof info.description - 1] = info.driver[sizeof info.driver - 1] = '\0';
   if (info.version != KVP_CONTROL_VERSION) {
     kvp_log(KVP_LOG_ERROR, "executor_version", "device=%s executor=%u supervisor=%u", link->hello.device,
             info.version, KVP_CONTROL_VERSION);
@@ -163,8 +161,12 @@ static bool link_take_ready(struct kvp_executor_link *link, const struct kvp_fd_
   link->was_ready = true;
   link->state = KVP_LINK_RESTORING;
   (void)uv_timer_stop(&link->deadline);
-  kvp_log(KVP_LOG_INFO, "executor_ready", "device=%s pid=%d memory_bytes=%llu text=\"%s\"", link->hello.device,
-          (int)kvp_executor_link_pid(link), (unsigned long long)info.memory_bytes, info.description);
+  kvp_restart_policy_wait_over(&link->policy, uv_now(link->loop), "ready");
+  kvp_log(KVP_LOG_INFO, "executor_ready",
+          "device=%s pid=%d memory_bytes=%llu memory_free_bytes=%llu mps=%d driver=\"%s\" text=\"%s\"",
+          link->hello.device, (int)kvp_executor_link_pid(link), (unsigned long long)info.memory_bytes,
+          (unsigned long long)info.memory_free_bytes, (info.flags & KVP_READY_MPS) != 0, info.driver,
+          info.description);
   link->events->ready(link->context, link, &link->info);
   return true;
 }
@@ -217,46 +219,59 @@ static void link_deadline(uv_timer_t *timer) {
   }
 }
 
-/* Returns the milliseconds until the next one. */
-static uint64_t link_pause(struct kvp_executor_link *link) {
-  uint64_t pause_ms = 0;
-  if (uv_now(link->loop) - link->started_ms >= quick_death_ms) {
-    link->quick_deaths = 0;
-  } else if (link->has_served && link->quick_deaths > 1) {
-    link->quick_deaths = 1; /* it works: whatever kills it, sessions don't wait long for the next */
-  }
-  link->has_served = false;
-  if (link->quick_deaths > 0) {
-    uint32_t doublings = link->quick_deaths - 1 < 6 ? link->quick_deaths - 1 : 6;
-    pause_ms = (uint64_t)pause_first_ms << doublings;
-    pause_ms = pause_ms < pause_max_ms ? pause_ms : pause_max_ms;
-  }
-  link->quick_deaths++;
-  link->restarts++;
+static void link_pause(struct kvp_executor_link *link, uint64_t pause_ms) {
   link->state = KVP_LINK_PAUSED;
   (void)uv_timer_start(&link->deadline, link_deadline, pause_ms, 0);
+}
+
+/* After a death. Returns the pause. */
+static uint64_t link_restart(struct kvp_executor_link *link) {
+  uint64_t pause_ms = kvp_restart_policy_died(&link->policy, uv_now(link->loop));
+  link->restarts++;
+  link_pause(link, pause_ms);
   return pause_ms;
+}
+
+/* Decides what comes next, and says so. */
+static void link_go_on(struct kvp_executor_link *link, const struct kvp_process_exit *exit, int pid) {
+  enum kvp_log_level level = KVP_LOG_ERROR;
+  const char *event = "executor_died";
+  const char *reason = link->refused_as != KVP_OK ? link->refusal : exit->reason != NULL ? exit->reason : "";
+  uint64_t pause_ms = 0;
+  if (link->state == KVP_LINK_STOPPED) {
+    level = KVP_LOG_INFO;
+    event = "executor_stopped";
+  } else if (link->refused_as == KVP_BUSY) {
+    level = KVP_LOG_DEBUG; /* several times a second; the wait has its own lines */
+    event = "executor_busy";
+    pause_ms = kvp_restart_policy_busy(&link->policy, uv_now(link->loop), link->refusal);
+    link_pause(link, pause_ms);
+  } else {
+    event = link->refused_as != KVP_OK ? "executor_refused" : event;
+    pause_ms = link_restart(link);
+  }
+  kvp_log(level, event, "device=%s pid=%d exit_status=%lld signal=%d restarts=%llu pause_ms=%llu reason=\"%s\"",
+          link->hello.device, pid, (long long)exit->exit_status, exit->term_signal,
+          (unsigned long long)link->restarts, (unsigned long long)pause_ms, reason);
 }
 
 static void link_exited(void *context, const struct kvp_process_exit *exit) {
   struct kvp_executor_link *link = context;
-  bool stopping = link->state == KVP_LINK_STOPPED;
   bool was_ready = link->was_ready;
   int pid = (int)kvp_executor_process_pid(link->process);
   link->process = NULL;
   link->was_ready = false;
   (void)uv_timer_stop(&link->retry);
   (void)uv_timer_stop(&link->deadline);
-  uint64_t pause_ms = stopping ? 0 : link_pause(link);
-  kvp_log(stopping ? KVP_LOG_INFO : KVP_LOG_ERROR, stopping ? "executor_stopped" : "executor_died",
-          "device=%s pid=%d exit_status=%lld signal=%d restarts=%llu pause_ms=%llu reason=\"%s\"", link->hello.device,
-          pid, (long long)exit->exit_status, exit->term_signal, (unsigned long long)link->restarts,
-          (unsigned long long)pause_ms, exit->reason != NULL ? exit->reason : "");
+  link_go_on(link, exit, pid);
   struct kvp_error error;
   link_lost_error(link, &error);
   kvp_control_requests_fail_all(&link->requests, &error);
   if (was_ready) {
     link->events->lost(link->context, link);
+  }
+  if (link->policy.is_waiting && link->events->waiting != NULL) {
+    link->events->waiting(link->context, link);
   }
   if (link->state == KVP_LINK_STOPPED) {
     link_arm_later(link);
@@ -272,15 +287,17 @@ static const struct kvp_process_events process_events = {
 
 static enum kvp_status link_spawn(struct kvp_executor_link *link, struct kvp_error *error) {
   const int *fds = NULL;
-  link->started_ms = uv_now(link->loop);
+  kvp_restart_policy_started(&link->policy, uv_now(link->loop));
   enum kvp_status status = kvp_executor_process_spawn(link->loop, link->executor_path, link->hello.device,
                                                       &process_events, link, &link->process, &fds, error);
   if (status != KVP_OK) {
     return status;
   }
   link->state = KVP_LINK_STARTING;
-  kvp_log(KVP_LOG_INFO, "executor_started", "device=%s pid=%d restarts=%llu", link->hello.device,
-          (int)kvp_executor_link_pid(link), (unsigned long long)link->restarts);
+  link->refused_as = KVP_OK;
+  kvp_log(link->policy.is_waiting ? KVP_LOG_DEBUG : KVP_LOG_INFO, "executor_started",
+          "device=%s pid=%d restarts=%llu", link->hello.device, (int)kvp_executor_link_pid(link),
+          (unsigned long long)link->restarts);
   (void)uv_timer_start(&link->deadline, link_deadline, ready_timeout_ms, 0);
   /* Should it fail, the process dies and all else follows. */
   (void)kvp_executor_process_send(link->process, KVP_CONTROL_HELLO, hello_request, &link->hello, sizeof link->hello,
@@ -291,7 +308,7 @@ static enum kvp_status link_spawn(struct kvp_executor_link *link, struct kvp_err
 static void link_spawn_again(struct kvp_executor_link *link) {
   struct kvp_error error;
   if (link_spawn(link, &error) != KVP_OK) {
-    uint64_t pause_ms = link_pause(link);
+    uint64_t pause_ms = link_restart(link);
     kvp_log(KVP_LOG_ERROR, "executor_not_started", "device=%s pause_ms=%llu text=\"%s\"", link->hello.device,
             (unsigned long long)pause_ms, error.text);
   }
@@ -307,6 +324,7 @@ void kvp_executor_link_stop(struct kvp_executor_link *link) {
     return;
   }
   link->state = KVP_LINK_STOPPED;
+  kvp_restart_policy_wait_over(&link->policy, uv_now(link->loop), "stopped");
   if (link->process == NULL) {
     (void)uv_timer_stop(&link->deadline);
     link_arm_later(link);
@@ -352,6 +370,7 @@ enum kvp_status kvp_executor_link_new(uv_loop_t *loop, const struct kvp_link_opt
   link->events = events;
   link->context = context;
   link->state = KVP_LINK_PAUSED;
+  kvp_restart_policy_init(&link->policy, link->hello.device);
   link_timer_init(link, &link->deadline);
   link_timer_init(link, &link->later);
   link_timer_init(link, &link->retry);
@@ -435,7 +454,7 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
 void kvp_executor_link_serve(struct kvp_executor_link *link) {
   if (link->state == KVP_LINK_RESTORING) { /* else it died while the last object was restored */
     link->state = KVP_LINK_SERVING;
-    link->has_served = true;
+    kvp_restart_policy_served(&link->policy);
   }
 }
 
@@ -465,6 +484,14 @@ pid_t kvp_executor_link_pid(const struct kvp_executor_link *link) {
 
 uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link) {
   return link->restarts;
+}
+
+const char *kvp_executor_link_waiting(const struct kvp_executor_link *link) {
+  return link->policy.is_waiting ? link->policy.waiting_for : NULL;
+}
+
+uint64_t kvp_executor_link_waiting_ms(const struct kvp_executor_link *link) {
+  return link->policy.is_waiting ? uv_now(link->loop) - link->policy.waiting_since_ms : 0;
 }
 
 const char *kvp_executor_link_refusal(const struct kvp_executor_link *link) {

@@ -2,8 +2,10 @@
  *
  * Loop thread only; callbacks run there too and never from inside a call of this API. A link outlives any number of
  * executors: when one dies, requests without an answer end with device_lost, the ring is given up, `lost` is called,
- * and after a pause a new one is spawned on a new ring. No pause for one that lived 10 s, nor the first time; 100 ms
- * for one that had served; doubling from 100 ms to 5 s while executors die before they serve.
+ * and after a pause (restart_policy.h) a new one is spawned on a new ring.
+ *
+ * An executor that refuses HELLO as busy says that others have to go first (an MPS server that recovers takes nobody
+ * until the processes of the fault are gone): the link waits for them and tries again. That is no restart.
  *
  *   STARTING --READY--> RESTORING --kvp_executor_link_serve--> SERVING
  *      ^                    |                                      |
@@ -44,6 +46,8 @@ struct kvp_link_events {
                      const uint8_t *payload);
   /* After a burst of completions, and when a post that was told busy may be tried again. NULL: not wanted. */
   void (*progress)(void *context, struct kvp_executor_link *link);
+  /* An attempt was refused as busy; the next one comes by itself. NULL: not wanted. */
+  void (*waiting)(void *context, struct kvp_executor_link *link);
   /* After kvp_executor_link_stop: the process is reaped. The link may be destroyed. */
   void (*stopped)(void *context, struct kvp_executor_link *link);
 };
@@ -88,6 +92,10 @@ enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link
 const char *kvp_executor_link_device(const struct kvp_executor_link *link);
 pid_t kvp_executor_link_pid(const struct kvp_executor_link *link); /* 0: none */
 uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link);
+/* What the link waits for, in the executor's words. NULL: it does not wait. */
+const char *kvp_executor_link_waiting(const struct kvp_executor_link *link);
+/* How long it has; 0 when it does not. */
+uint64_t kvp_executor_link_waiting_ms(const struct kvp_executor_link *link);
 /* Why the last executor that said so would not serve this device: its refusal of HELLO. "": none has. */
 const char *kvp_executor_link_refusal(const struct kvp_executor_link *link);
 /* The latest; NULL before the first READY. */

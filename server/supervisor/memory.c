@@ -83,9 +83,11 @@ static enum kvp_status memory_keep_chunk(struct kvp_memory *memory, int fd, uint
     return kvp_error_set(error, KVP_INTERNAL, "memory '%s': chunk %u of %llu bytes", memory->name,
                          memory->chunk_count, (unsigned long long)bytes);
   }
-  enum kvp_status status = kvp_memory_fd_check(fd, bytes, error);
-  if (status != KVP_OK) {
-    return status;
+  if ((kvp_executor_link_info(memory->link)->flags & KVP_READY_DEVICE_FDS) == 0) {
+    enum kvp_status status = kvp_memory_fd_check(fd, bytes, error);
+    if (status != KVP_OK) {
+      return status;
+    }
   }
   memory->chunks[memory->chunk_count++] = (struct memory_chunk){fd, bytes};
   memory->chunks_bytes += bytes;

@@ -14,6 +14,9 @@ struct info_reply {
 };
 
 static Kvpool__V1__DeviceState device_state(const struct kvp_device *device) {
+  if (kvp_executor_link_waiting(device->link) != NULL) {
+    return KVPOOL__V1__DEVICE_STATE__DEVICE_WAITING;
+  }
   switch (kvp_executor_link_state(device->link)) {
   case KVP_LINK_SERVING:
     if (device->daemon->state == KVP_DAEMON_STARTING) {
@@ -34,6 +37,7 @@ static Kvpool__V1__DeviceState device_state(const struct kvp_device *device) {
 
 static void fill_device(Kvpool__V1__Device *out, const struct kvp_device *device) {
   const struct kvp_control_ready *info = kvp_executor_link_info(device->link);
+  const char *waiting = kvp_executor_link_waiting(device->link);
   kvpool__v1__device__init(out);
   out->name = (char *)device->name;
   out->state = device_state(device);
@@ -42,10 +46,19 @@ static void fill_device(Kvpool__V1__Device *out, const struct kvp_device *device
   out->memory_limit_bytes = device->ledger.limit_bytes;
   out->pool_bytes = device->ledger.used_bytes[KVP_LEDGER_POOL];
   out->buffer_bytes = device->ledger.used_bytes[KVP_LEDGER_BUFFER];
+  out->memory_left_bytes = kvp_ledger_left_bytes(&device->ledger);
+  out->memory_others_bytes = device->others_bytes;
   out->steps_in_flight = device->steps.count;
   out->steps_done = device->steps.done_count;
+  if (waiting != NULL) {
+    out->waiting_for = (char *)waiting;
+  }
   if (info != NULL) {
     out->description = (char *)info->description;
+    out->driver = (char *)info->driver;
+    out->mps = (info->flags & KVP_READY_MPS) != 0;
+    out->memory_bytes = info->memory_bytes;
+    out->memory_granularity_bytes = info->memory_granularity_bytes;
   }
 }
 

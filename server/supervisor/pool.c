@@ -75,7 +75,7 @@ static void free_placement(const struct kvp_pool *pool, struct kvp_placement *pl
   for (uint32_t i = 0; i < pool->spec.region_count; i++) {
     kvp_memory_destroy(placement->memory[i]);
   }
-  kvp_ledger_release(&placement->device->ledger, KVP_LEDGER_POOL, pool->bytes_per_placement);
+  kvp_ledger_release(&placement->device->ledger, KVP_LEDGER_POOL, placement->charged_bytes);
 }
 
 void kvp_pool_free(struct kvp_daemon *daemon, struct kvp_pool *pool) {

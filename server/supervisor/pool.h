@@ -16,11 +16,12 @@ struct kvp_device;
 struct kvp_placement {
   struct kvp_device *device;
   struct kvp_memory *memory[kvp_regions_per_pool_max]; /* one a region */
+  uint64_t charged_bytes;                              /* of the device's ledger: bytes_per_placement or more */
   bool attached;                                       /* its executor knows the pool */
 };
 
 struct kvp_pool {
-  uint64_t id;                                           /* never used twice */
+  uint64_t id;                                           /* never used twice, by no other daemon either */
   struct kvp_pool_spec spec;                             /* as asked, defaults filled in */
   struct kvp_geometry regions[kvp_regions_per_pool_max]; /* [spec.region_count] */
   uint32_t placement_count;
@@ -35,8 +36,8 @@ struct kvp_pool {
 
 struct kvp_pool_table {
   struct kvp_pool *pools[kvp_pools_max]; /* NULL: free slot */
-  uint64_t next_id;
-  uint32_t work; /* creations and restores under way */
+  uint64_t next_id;                      /* 0: none given yet */
+  uint32_t work;                         /* creations and restores under way */
 };
 
 typedef void (*kvp_pool_done_fn)(void *context, struct kvp_pool *pool, const struct kvp_error *error);

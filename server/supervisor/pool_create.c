@@ -3,10 +3,13 @@
  * Until all of it is done the pool holds its name and its place in the table but can't be found; whatever fails, an
  * executor's death in the middle included, undoes all of it. */
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <sys/types.h>
 
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
@@ -159,11 +162,27 @@ static void fill_defaults(struct kvp_pool *pool, const struct kvp_daemon *daemon
   }
 }
 
+/* A region is a memory of its own on every placement. */
+static enum kvp_status charge_placement(const struct kvp_pool *pool, struct kvp_device *device, uint64_t *charged,
+                                        struct kvp_error *error) {
+  char what[kvp_name_bytes_max + sizeof "pool ''"];
+  (void)snprintf(what, sizeof what, "pool '%s'", pool->spec.name);
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < pool->spec.region_count; i++) {
+    if (__builtin_add_overflow(bytes, kvp_ledger_memory_bytes(&device->ledger, pool->regions[i].region_bytes),
+                               &bytes)) {
+      bytes = UINT64_MAX;
+      break;
+    }
+  }
+  *charged = bytes;
+  return kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_POOL, what, pool->bytes_per_placement, bytes,
+                           error);
+}
+
 /* Finds and charges the devices; placement_count says how many have been. */
 static enum kvp_status charge_placements(struct creation *creation, struct kvp_error *error) {
   struct kvp_pool *pool = creation->pool;
-  char what[kvp_name_bytes_max + sizeof "pool ''"];
-  (void)snprintf(what, sizeof what, "pool '%s'", pool->spec.name);
   for (uint32_t i = 0; i < pool->spec.placement_count; i++) {
     struct kvp_device *device = kvp_daemon_find_device(creation->daemon, pool->spec.placements[i], error);
     if (device == NULL) {
@@ -171,8 +190,7 @@ static enum kvp_status charge_placements(struct creation *creation, struct kvp_e
     }
     enum kvp_status status = kvp_device_check_serving(device, error);
     if (status == KVP_OK) {
-      status =
-          kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_POOL, what, pool->bytes_per_placement, error);
+      status = charge_placement(pool, device, &pool->placements[i].charged_bytes, error);
     }
     if (status != KVP_OK) {
       return status;
@@ -222,6 +240,21 @@ static enum kvp_status charge_and_make_tables(struct kvp_daemon *daemon, struct 
   return status;
 }
 
+/* Ids count up from a random begin, so that one that a client kept from an earlier daemon names no pool of this one.
+ * A JSON number holds them all. */
+static enum kvp_status give_id(struct kvp_pool_table *table, struct kvp_pool *pool, struct kvp_error *error) {
+  const uint64_t begin_max = (UINT64_C(1) << 52) - 1;
+  while (table->next_id == 0) {
+    ssize_t got = getrandom(&table->next_id, sizeof table->next_id, 0);
+    if (got < 0 && errno != EINTR) {
+      return kvp_error_set(error, KVP_INTERNAL, "no random bytes for a pool's id: %s", strerror(errno));
+    }
+    table->next_id = got == (ssize_t)sizeof table->next_id ? table->next_id & begin_max : 0;
+  }
+  pool->id = table->next_id++;
+  return KVP_OK;
+}
+
 /* Everything that can be said at once. On an error creation->pool is NULL and nothing is left. */
 static enum kvp_status begin(struct creation *creation, const struct kvp_pool_spec *spec, struct kvp_error *error) {
   struct kvp_daemon *daemon = creation->daemon;
@@ -240,12 +273,14 @@ static enum kvp_status begin(struct creation *creation, const struct kvp_pool_sp
   if (status == KVP_OK) {
     status = charge_and_make_tables(daemon, pool, error);
   }
+  if (status == KVP_OK) {
+    status = give_id(&daemon->pools, pool, error);
+  }
   if (status != KVP_OK) {
     kvp_pool_free(daemon, pool);
     creation->pool = NULL;
     return status;
   }
-  pool->id = ++daemon->pools.next_id;
   daemon->pools.pools[slot] = pool;
   return KVP_OK;
 }

@@ -70,6 +70,8 @@ struct kvp_rpc_server_options {
   size_t method_count;
   void *context;
   uint32_t connections_max;
+  /* Loop thread: should a health check of package_service (not of the process) say that it serves? NULL: always. */
+  bool (*is_ready)(const void *context);
 };
 
 /* Takes the lock, removes a stale socket, binds, listens, starts the completion-queue thread. Refused with in_use

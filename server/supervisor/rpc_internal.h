@@ -40,7 +40,8 @@ struct kvp_rpc_server {
   uv_loop_t *loop;
   void *context;
   char *package_service;
-  struct kvp_rpc_slot *slots; /* [slot_count]: options.methods, health check, unknown methods */
+  bool (*is_ready)(const void *context); /* may be NULL */
+  struct kvp_rpc_slot *slots;            /* [slot_count]: options.methods, health check, unknown methods */
   size_t slot_count;
   bool draining;
   atomic_uint users; /* open calls, and one for gRPC's server until that is shut down */

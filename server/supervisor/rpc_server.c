@@ -275,6 +275,7 @@ enum kvp_status kvp_rpc_server_start(uv_loop_t *loop, const struct kvp_rpc_serve
   }
   server->loop = loop;
   server->context = options->context;
+  server->is_ready = options->is_ready;
   server->package_service = strdup(options->package_service);
   server->shut_down = (struct kvp_rpc_event){.complete = post_shut_down, .deliver = deliver_shut_down};
   server->unused.deliver = deliver_unused;

@@ -429,10 +429,11 @@ void kvp_step_drop_session(struct kvp_daemon *daemon, struct kvp_session *sessio
   session->steps_in_flight--;
 }
 
-void kvp_step_drop_waiting(struct kvp_device *device, enum kvp_status status) {
+void kvp_step_drop_waiting(struct kvp_device *device, const struct kvp_error *error) {
+  const struct kvp_step_result result = {.error = error};
   struct kvp_step *step = NULL;
   while ((step = step_waiting(device, NULL)) != NULL) {
-    step_end(device, step, status, kvp_status_text(status));
+    step_retire(device, step, &result);
   }
   steps_tell_retired(device);
 }

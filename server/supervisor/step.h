@@ -84,8 +84,8 @@ void kvp_step_post_waiting(struct kvp_device *device);
 
 /* The largest number such that every step of every device up to it has retired. */
 uint64_t kvp_step_retired_fence(const struct kvp_daemon *daemon);
-/* Drops everything not posted, at shutdown. */
-void kvp_step_drop_waiting(struct kvp_device *device, enum kvp_status status);
+/* Ends everything not posted with *error: at shutdown, and when its device waits for too long. */
+void kvp_step_drop_waiting(struct kvp_device *device, const struct kvp_error *error);
 /* Frees the table's memory. Only when it is empty. */
 void kvp_step_table_deinit(struct kvp_step_table *steps);
 

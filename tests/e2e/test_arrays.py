@@ -9,6 +9,7 @@ from support.stubs import pb
 from support.traffic import random_rows
 
 TOKENS, BLOCKS, OURS = 17, 6, (0, 1, 2, 3)
+SOURCE = 65536  # in the buffer
 
 
 class Scene:
@@ -25,10 +26,10 @@ class Scene:
         session.epoch = max(session.epoch, other.epoch)
         self.buffer = session.create_buffer(1 << 20)
         self.memory = daemon.region_memory(name, "kv")
-        self.bytes = daemon.buffer_memory(self.buffer.id)
+        self.bytes = daemon.buffer_memory(self.buffer)
         self.rng = np.random.default_rng(21)
         for memory in (self.memory, self.bytes):
-            memory.array[:] = self.rng.integers(0, 256, memory.bytes).astype(np.uint8)
+            memory.randomize(self.rng)
         self.expected = self.memory.snapshot()
         self.model = RegionModel(self.geometry, self.expected[:self.geometry.region_bytes])
 
@@ -36,6 +37,15 @@ class Scene:
         values = np.asarray(values, np.int32)
         self.bytes.write(offset, values.reshape(-1).view(np.uint8))
         return self.buffer.array(offset, values.size)
+
+    def put_rows(self, rows):
+        """BF16 rows, at the place of the sources."""
+        self.rows_at(SOURCE, len(rows), self.format.row_bytes, self.format.row_bytes)[:] = rows.view(np.uint8)
+        self.bytes.flush()
+
+    def refresh(self):
+        self.memory.refresh()
+        self.bytes.refresh()
 
     def rows_at(self, offset, rows, row_bytes, stride):
         return np.lib.stride_tricks.as_strided(self.bytes.array[offset:], (rows, row_bytes), (stride, 1))
@@ -58,10 +68,11 @@ def store(scene, slots):
     """Runs the store; checks every byte of region and buffer. The report."""
     fmt, rows = scene.format, random_rows(scene.rng, scene.format, len(slots))
     array = scene.put(slots)
-    scene.rows_at(65536, len(slots), fmt.row_bytes, fmt.row_bytes)[:] = rows.view(np.uint8)
+    scene.put_rows(rows)
     buffer_before = scene.bytes.snapshot()
-    source = scene.buffer.view(65536, len(slots), fmt.row_bytes)
+    source = scene.buffer.view(SOURCE, len(slots), fmt.row_bytes)
     report = scene.session.run(Step().store(scene.region, source, array))[0]
+    scene.refresh()
     kept = np.where(scene.owned(slots), slots, -1)
     scene.model.store(0, rows, kept)
     assert (scene.memory.array == scene.expected).all()
@@ -90,9 +101,10 @@ def test_random_bits_as_slots(scene):
 def test_a_slot_twice_harms_only_itself(scene):
     """Which row wins is not said; the record is one of them or a mixture, its neighbours are untouched."""
     rows = random_rows(scene.rng, scene.format, 3)
-    scene.rows_at(65536, 3, scene.format.row_bytes, scene.format.row_bytes)[:] = rows.view(np.uint8)
-    scene.session.run(Step().store(scene.region, scene.buffer.view(65536, 3, scene.format.row_bytes),
+    scene.put_rows(rows)
+    scene.session.run(Step().store(scene.region, scene.buffer.view(SOURCE, 3, scene.format.row_bytes),
                                    scene.put([9, 11, 9])))
+    scene.refresh()
     scene.model.store(0, rows, [-1, 11, 9])
     differs = np.nonzero(scene.memory.array != scene.expected)[0]
     data, scales = scene.model._indices(0, [9])
@@ -108,6 +120,7 @@ def load(scene, segments, total_k):
     if fmt.is_index:
         scales = scene.buffer.view(1 << 19, total_k, fmt.loaded_scale_bytes, 16)
     report = scene.session.run(step.load(scene.region, array, total_k, out, scales))[0]
+    scene.refresh()
     return report, expected, stride
 
 
@@ -152,12 +165,13 @@ def test_an_array_written_by_an_earlier_op(scene):
     scene.model.store(0, zeros, [2 * TOKENS + 6])
     scene.session.store_rows(scene.region, zeros, [2 * TOKENS + 6])
     rows = random_rows(scene.rng, scene.format, 1)
-    scene.rows_at(65536, 1, scene.format.row_bytes, scene.format.row_bytes)[:] = rows.view(np.uint8)
+    scene.put_rows(rows)
     scene.put([55])
     step = Step()
     step.load(scene.region, [(2, 6, 7, 0)], 1, scene.buffer.view(0, 1, scene.format.row_bytes))
-    step.store(scene.region, scene.buffer.view(65536, 1, scene.format.row_bytes), scene.buffer.array(0, 1))
+    step.store(scene.region, scene.buffer.view(SOURCE, 1, scene.format.row_bytes), scene.buffer.array(0, 1))
     reports = scene.session.run(step)
     assert reports[1].rows_stored == 1
+    scene.refresh()
     scene.model.store(0, rows, [0])
     assert (scene.memory.array == scene.expected).all()

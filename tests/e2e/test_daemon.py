@@ -50,8 +50,8 @@ def test_version():
 def test_help_names_every_flag():
     done = run("--help")
     assert done.returncode == 0
-    for flag in ("--socket", "--executor", "--device", "--device-memory", "--device-threads", "--log-level", "--config",
-                 "--pool", "--sessions-max", "--steps-in-flight-max", "--drain-timeout-ms", "--check-config",
+    for flag in ("--socket", "--executor", "--device", "--device-memory", "--device-reserve", "--device-threads",
+                 "--log-level", "--config", "--pool", "--sessions-max", "--steps-in-flight-max", "--drain-timeout-ms", "--check-config",
                  "--version", "--help"):
         assert flag in done.stdout, flag
 

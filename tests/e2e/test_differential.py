@@ -12,6 +12,7 @@ import pytest
 from support import reference
 from support.catalogue import FORMATS, Geometry, bf16_of_width
 from support.client import Step
+from support.device import ON_GPU
 from support.reference import RegionModel
 from support.stubs import pb
 
@@ -130,15 +131,26 @@ class Bench:
         session.allocate_range(self.pool.pool_id, 0, self.geometry.num_blocks)
         self.buffer = session.create_buffer(BUFFER_BYTES)
         self.region_memory = daemon.region_memory(name, "kv")
-        self.buffer_memory = daemon.buffer_memory(self.buffer.id)
+        self.buffer_memory = daemon.buffer_memory(self.buffer)
         self.region = self.region_memory.array
         self.bytes = self.buffer_memory.array
         self.queue = session.open_queue()
-        # Random bytes make every code and scale appear in loads; what lies behind the region is a canary too.
-        self.region[:] = rng.integers(0, 256, len(self.region)).astype(np.uint8)
+        self.fill_region()
         self.expected_region = self.region.copy()
         self.model = RegionModel(self.geometry, self.expected_region[:self.geometry.region_bytes])
         self.expected_bytes = np.empty_like(self.bytes)
+
+    def fill_region(self):
+        """Random bytes make every code and scale appear in loads; what lies behind the region is a canary too. On a GPU
+        every record is stored once."""
+        self.region_memory.randomize(self.rng)
+        if not ON_GPU:
+            return
+        for layer in range(self.geometry.num_layers):
+            rows = random_source(self.rng, self.format, self.geometry.num_slots)
+            self.session.store_rows(pb.RegionRef(pool_id=self.pool.pool_id, region=0, layer=layer), rows,
+                                    np.arange(self.geometry.num_slots))
+        self.region_memory.refresh()
 
     def close(self):
         self.queue.finish()
@@ -220,10 +232,13 @@ class Bench:
 
     def finish_step(self, step, later):
         self.expected_bytes[:] = self.bytes
+        self.buffer_memory.flush()
         reports = self.queue.run(step) if self.rng.random() < 0.8 else self.session.run(step)
         assert len(reports) == len(later)
         for apply, report in zip(later, reports):
             apply(report)
+        self.region_memory.refresh()
+        self.buffer_memory.refresh()
         self.compare("region", self.region, self.expected_region)
         self.compare("buffer", self.bytes, self.expected_bytes)
 

@@ -2,6 +2,7 @@
 import pytest
 
 from support.catalogue import FORMATS, Geometry, bf16_of_width
+from support.device import DEVICE
 from support.errors import RpcFailure
 from support.stubs import pb
 
@@ -98,8 +99,8 @@ BAD_SPECS = {
     "ratio_larger_than_block": (dict(regions=[region(compression_ratio=128)]), "invalid_argument"),
     "slots_past_int32": (dict(block_size=4096, num_blocks=524288), "too_large"),
     "sizes_that_overflow": (dict(block_size=2**32 - 1, num_blocks=2**32 - 1), "too_large"),
-    "unknown_placement": (dict(placements=["host:0", "host:5"]), "wrong_device"),
-    "placement_twice": (dict(placements=["host:0", "host:0"]), "invalid_argument"),
+    "unknown_placement": (dict(placements=[DEVICE, "host:5"]), "wrong_device"),
+    "placement_twice": (dict(placements=[DEVICE, DEVICE]), "invalid_argument"),
     "unknown_kind": (dict(kind=7), "invalid_argument"),
     "long_note": (dict(regions=[region(note="x" * 256)]), "too_large"),
 }

@@ -8,6 +8,7 @@ import pytest
 
 from support.catalogue import INDEX_MXFP8, V41
 from support.client import Step
+from support.device import ON_GPU
 from support.refusal import BLOCKS, BUFFER_BYTES, FREE_BLOCK, INDEX, KV, OTHERS_BLOCK, TOKENS, Expect, Scene
 from support.stubs import pb
 from support.traffic import random_rows
@@ -258,7 +259,7 @@ def test_bad_ops(scene, door, name):
 
 
 @pytest.mark.parametrize("door", ["queue", "call"])
-@pytest.mark.parametrize("placement", ["host:9", "cuda:0", "nonsense"])
+@pytest.mark.parametrize("placement", ["host:9", "cuda:9" if ON_GPU else "cuda:0", "nonsense"])
 def test_unknown_placement(scene, door, placement):
     step = scene.good_op(Step(placement))
     refusal = scene.refused(lambda: (scene.queue if door == "queue" else scene.session).run(step))

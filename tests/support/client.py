@@ -10,6 +10,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc  # noqa: E402
 import numpy as np  # noqa: E402
 
+from support.device import DEVICE  # noqa: E402
 from support.errors import StepFailure, failure_of, refusal_of  # noqa: E402
 from support.stubs import pb, pb_grpc  # noqa: E402
 
@@ -62,7 +63,7 @@ class Client:
     def info(self):
         return self.call("GetServerInfo", pb.GetServerInfoRequest())
 
-    def device(self, name="host:0"):
+    def device(self, name=DEVICE):
         return next(d for d in self.info().devices if d.name == name)
 
     def create_pool(self, name, block_size, num_blocks, regions, kind=pb.POOL_PAGED, placements=()):
@@ -267,7 +268,7 @@ class Session:
 
     # -- buffers
 
-    def create_buffer(self, count, device="host:0"):
+    def create_buffer(self, count, device=DEVICE):
         return Buffer(self, self.client.call("CreateBuffer", pb.CreateBufferRequest(
             session=self.ref, device=device, bytes=count)))
 

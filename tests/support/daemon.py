@@ -13,7 +13,9 @@ import grpc
 
 from support import memory
 from support.client import Client
+from support.device import DEVICE, ON_GPU
 from support.process import children, is_running, wait_until
+from support.remote_memory import BufferCopy, RegionCopy
 from support.stubs import pb
 
 START_SECONDS_MAX = 60
@@ -34,16 +36,21 @@ def executor_path():
     return build_dir() / "server" / "executor" / "kvpool-exec"
 
 
+def fake_executor_path():
+    """Says that it is a GPU, where its device's name is cuda:*; see tests/unit/fake_executor.c."""
+    return build_dir() / "tests" / "unit" / "fake_executor"
+
+
 class Daemon:
     """Start with `Daemon(flags...)`, end with stop() or kill(); both leave nothing behind or fail."""
 
-    def __init__(self, *flags, devices=("host:0",), threads=2, device_memory="2G", directory=None, log_level="info",
-                 wait=True, descriptors=None):
+    def __init__(self, *flags, devices=(DEVICE,), threads=2, device_memory="2G", directory=None, log_level="info",
+                 wait=True, descriptors=None, executor=None):
         self.owns_directory = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="kvpoold-test-", dir="/tmp"))
         self.socket = self.directory / "kvpoold.sock"
         self.log_path = self.directory / f"kvpoold-{time.monotonic_ns()}.log"
-        self.command = [str(kvpoold_path()), "--socket", str(self.socket), "--executor", str(executor_path()),
+        self.command = [str(kvpoold_path()), "--socket", str(self.socket), "--executor", str(executor or executor_path()),
                         "--device-threads", str(threads), "--device-memory", device_memory, "--log-level", log_level]
         for device in devices:
             self.command += ["--device", device]
@@ -105,11 +112,16 @@ class Daemon:
         for pid in (self.pid, *self.seen_executors):
             self.seen_memory |= memory.identities(pid)
 
-    def region_memory(self, pool, region, device="host:0"):
+    def region_memory(self, pool, region, device=DEVICE):
+        """The bytes of a region, all layers."""
+        if ON_GPU:
+            return RegionCopy(Client(f"unix:{self.socket}"), pool, region)
         return memory.RawMemory(self.pid, self._executor_pid(device), f"kvpool:{pool}:{region}")
 
-    def buffer_memory(self, buffer_id, device="host:0"):
-        return memory.RawMemory(self.pid, self._executor_pid(device), f"kvpool-buffer:{buffer_id}")
+    def buffer_memory(self, buffer, device=DEVICE):
+        if ON_GPU:
+            return BufferCopy(buffer)
+        return memory.RawMemory(self.pid, self._executor_pid(device), f"kvpool-buffer:{buffer.id}")
 
     def _executor_pid(self, device):
         client = Client(f"unix:{self.socket}")

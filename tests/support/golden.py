@@ -32,6 +32,16 @@ class Case:
         return self.arrays["cache"].reshape(-1)
 
     @property
+    def stored(self):
+        """bool: bytes of the cache that the store writes."""
+        slots = self.arrays["slots"].astype(np.int64)
+        mask = np.zeros(len(self.cache), bool)
+        for begins, count in ((self.geometry.data_offset(0, slots[slots >= 0]), self.format.data_bytes),
+                              (self.geometry.scale_offset(0, slots[slots >= 0]), self.format.scale_bytes)):
+            mask[begins[:, None] + np.arange(count)] = True
+        return mask
+
+    @property
     def out(self):
         """uint8 [total_k, loaded_row_bytes], filled before the load."""
         return self.arrays["out"].view(np.uint8).reshape(self.total_k, -1)

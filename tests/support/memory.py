@@ -129,6 +129,21 @@ class RawMemory:
         for chunk in self.chunks:
             chunk[:] = byte
 
+    def prepare(self, byte):
+        """Filled, page padding included. What it holds."""
+        self.fill(byte)
+        return self.snapshot()
+
+    def randomize(self, rng):
+        for chunk in self.chunks:
+            chunk[:] = rng.integers(0, 256, len(chunk)).astype(np.uint8)
+
+    def refresh(self):
+        """Nothing: the chunks are the memory itself; so with flush()."""
+
+    def flush(self):
+        pass
+
     def snapshot(self):
         return np.concatenate(self.chunks)
 

@@ -37,9 +37,9 @@ class Scene:
         self.released.release()
         self.rng = np.random.default_rng(11)
         self.memories = [daemon.region_memory("refusals", "kv"), daemon.region_memory("refusals", "index"),
-                         daemon.buffer_memory(self.buffer.id), daemon.buffer_memory(self.others_buffer.id)]
+                         daemon.buffer_memory(self.buffer), daemon.buffer_memory(self.others_buffer)]
         for memory in self.memories:
-            memory.array[:] = self.rng.integers(0, 256, memory.bytes).astype(np.uint8)
+            memory.randomize(self.rng)
         self.queue = self.session.open_queue()
 
     def region(self, index=KV, layer=0):
@@ -71,7 +71,7 @@ class Scene:
 
     def check_unchanged(self, before):
         for memory, old in zip(self.memories, before):
-            assert (memory.array == old).all()
+            assert (memory.snapshot() == old).all()
 
     def check_serving(self):
         """A correct step still does what it should, on the same stream and as a call."""

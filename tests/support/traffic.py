@@ -3,6 +3,7 @@ import numpy as np
 
 from support import reference
 from support.client import Step
+from support.device import DEVICE
 from support.stubs import pb
 
 
@@ -23,7 +24,7 @@ def whole_block_segments(blocks, tokens_per_block):
 class Lane:
     """Blocks of one session in one region, a buffer for rows in and one for rows out; main caches and bf16 only."""
 
-    def __init__(self, session, geometry, pool_id, blocks, layer=0, region=0, device="host:0"):
+    def __init__(self, session, geometry, pool_id, blocks, layer=0, region=0, device=DEVICE):
         self.session, self.geometry, self.format = session, geometry, geometry.format
         self.pool_id, self.layer = pool_id, layer
         self.region = pb.RegionRef(pool_id=pool_id, region=region, layer=layer)

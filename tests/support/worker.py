@@ -4,6 +4,7 @@ import threading
 import numpy as np
 
 from support.catalogue import V41, Geometry
+from support.device import DEVICE
 from support.errors import RpcFailure, StepFailure
 from support.process import wait_until
 from support.traffic import Lane, random_rows
@@ -13,7 +14,7 @@ GEOMETRY = Geometry(V41, TOKENS, BLOCKS)
 KV = {"name": "kv", "format": "v41", "num_layers": 1}
 
 
-def lane_of(session, pool, first, count, rng, geometry=GEOMETRY, device="host:0"):
+def lane_of(session, pool, first, count, rng, geometry=GEOMETRY, device=DEVICE):
     """A lane on a range of blocks, with rows to store."""
     made = Lane(session, geometry, pool.pool_id, session.allocate_range(pool.pool_id, first, count), device=device)
     made.write(random_rows(rng, V41, made.count))
@@ -23,7 +24,7 @@ def lane_of(session, pool, first, count, rng, geometry=GEOMETRY, device="host:0"
 class Worker(threading.Thread):
     """A client that stores and loads its own blocks forever, checking everything that is said to be done."""
 
-    def __init__(self, daemon, pool, first, count, seed, device="host:0"):
+    def __init__(self, daemon, pool, first, count, seed, device=DEVICE):
         super().__init__(daemon=True)
         self.client = daemon.client()
         self.session = self.client.open_session(f"worker{seed}")

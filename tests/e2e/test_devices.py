@@ -1,0 +1,228 @@
+"""Devices as the supervisor sees them: memory by its granularity, what is kept back, and waiting for others.
+
+The executor is tests/unit/fake_executor.c, which says that it is a GPU: 80 GiB, 8 of them in use by others, memory in
+multiples of 2 MiB. Where its file of $FAKE_EXECUTOR_BUSY is there, it refuses to start as an executor does under an MPS
+server that recovers."""
+import os
+import re
+import signal
+
+import grpc
+import pytest
+
+from support.client import Step
+from support.daemon import fake_executor_path
+from support.errors import RpcFailure
+from support.process import wait_until
+from support.stubs import pb
+
+GIB, PIECE = 1 << 30, 2 << 20
+UUID = "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789ab"
+SERVICE = b"kvpool.v1.Kvpool"
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+@pytest.fixture
+def start_gpu(start_daemon):
+    def start(*flags, device="cuda:0", **options):
+        options.setdefault("device_memory", "0")
+        return start_daemon(*flags, devices=(device,), executor=fake_executor_path(), **options)
+    return start
+
+
+def refused(call, status):
+    with pytest.raises(RpcFailure) as caught:
+        call()
+    assert caught.value.status == status, caught.value
+    return caught.value.refusal.message
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:7", UUID])
+def test_what_a_gpu_says(start_gpu, device):
+    told = start_gpu(device=device).client().device(device)
+    assert (told.memory_bytes, told.memory_limit_bytes, told.memory_left_bytes) == (80 * GIB, 71 * GIB, 71 * GIB)
+    assert (told.memory_others_bytes, told.memory_granularity_bytes) == (8 * GIB, PIECE)
+    assert (told.description, told.driver, told.mps) == ("a GPU that is none", "1.2.3, CUDA 4.5", True)
+    assert (told.pool_bytes, told.buffer_bytes, told.waiting_for) == (0, 0, "")
+
+
+def test_what_a_host_says(start_daemon):
+    told = start_daemon(devices=("host:0",)).client().device("host:0")
+    assert told.driver == "" and not told.mps and told.waiting_for == ""
+    assert told.memory_left_bytes == told.memory_limit_bytes - told.pool_bytes - told.buffer_bytes
+    assert told.memory_bytes > 0
+
+
+def test_every_memory_takes_whole_pieces(start_gpu):
+    client = start_gpu().client()
+    session = client.open_session()
+    taken = 0
+    for count in (1, PIECE - 1, PIECE, PIECE + 1, 3 * GIB + 1):
+        assert session.create_buffer(count, "cuda:0").bytes == count
+        taken += -(-count // PIECE) * PIECE
+        assert client.device("cuda:0").buffer_bytes == taken
+    regions = [dict(name="a", format="v41", num_layers=1), dict(name="b", format="index_fp4", num_layers=3)]
+    pool = client.create_pool("p", 64, 100, regions)
+    exact = 64 * 100 * 528 + 3 * 64 * 100 * 68  # 3,379,200 and 1,305,600: two pieces and one
+    assert pool.bytes_per_placement == exact
+    told = client.device("cuda:0")
+    assert told.pool_bytes == 3 * PIECE
+    assert told.memory_left_bytes == 71 * GIB - taken - 3 * PIECE
+    assert client.list_sessions()[0].buffer_bytes == 1 + 3 * PIECE + 3 * GIB + 1
+    client.delete_pool(pool.pool_id)
+    session.close()
+    wait_until(lambda: client.device("cuda:0").memory_left_bytes == 71 * GIB, "all of it left again")
+
+
+def test_a_refusal_has_all_numbers(start_gpu):
+    client = start_gpu(device_memory="5M").client()
+    session = client.open_session()
+    session.create_buffer(1, "cuda:0")
+    session.create_buffer(1, "cuda:0")
+    text = refused(lambda: session.create_buffer(7, "cuda:0"), "out_of_memory")
+    for number in (7, PIECE, 5 << 20, (5 << 20) - 2 * PIECE, 2 * PIECE):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    text = refused(lambda: client.create_pool("p", 2, 1, [dict(name="a", format="bf16", width=8, num_layers=1)]),
+                   "out_of_memory")
+    assert "pool 'p' asks for 32 bytes" in text and str(PIECE) in text
+
+
+@pytest.mark.parametrize("reserve, limit", [("0", 72 * GIB), ("3G", 69 * GIB), ("73G", 0)])
+def test_what_is_kept_back(start_gpu, reserve, limit):
+    daemon = start_gpu("--device-reserve", reserve)
+    client = daemon.client()
+    assert client.device("cuda:0").memory_limit_bytes == limit
+    if limit == 0:
+        session = client.open_session()
+        refused(lambda: session.create_buffer(1, "cuda:0"), "out_of_memory")
+        assert re.search(r"warning device_memory device=cuda:0 limit_bytes=0", daemon.log)
+
+
+def test_what_is_kept_back_of_a_host(start_daemon):
+    def limit(*flags):
+        daemon = start_daemon(*flags, devices=("host:0",), device_memory="0")
+        told = daemon.client().device("host:0")
+        daemon.stop()
+        return told.memory_limit_bytes, told.memory_bytes
+    everything, there = limit("--device-reserve", "0")
+    assert everything == there
+    assert limit("--device-reserve", "100M") == (there - (100 << 20), there)
+    # The rule for hosts: a tenth, but at least 1 GiB or, of a small one, a quarter.
+    assert limit() == (there - max(there // 10, min(there // 4, GIB)), there)
+
+
+def test_ours_is_not_others(start_gpu):
+    """The memory of pools and buffers outlives an executor: the next one finds it in use, and it is ours."""
+    client = start_gpu().client()
+    session = client.open_session()
+    session.create_buffer(GIB, "cuda:0")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device("cuda:0").restarts == 1 and client.device("cuda:0").state == pb.DEVICE_SERVING,
+               "the next executor")
+    assert client.device("cuda:0").memory_others_bytes == 7 * GIB  # of 8 that it finds in use
+
+
+# ---- waiting for others --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(tmp_path, monkeypatch):
+    """The file whose first line executors refuse to start with, as long as it is there."""
+    path = tmp_path / "busy"
+    monkeypatch.setenv("FAKE_EXECUTOR_BUSY", str(path))
+
+    def write(text):
+        beside = tmp_path / "busy.new"
+        beside.write_text(text + "\n")
+        beside.rename(path)
+    write.path = path
+    return write
+
+
+def waiting_for(client, text):
+    def waits():
+        told = client.device("cuda:0")
+        return told.state == pb.DEVICE_WAITING and told.waiting_for == text
+    wait_until(waits, f"waiting for: {text}")
+
+
+def health(daemon, service):
+    with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+        request = b"\x0a" + bytes([len(service)]) + service if service else b""
+        return channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=60)
+
+
+def test_a_start_that_has_to_wait(start_gpu, busy):
+    busy("processes 17 and 18 have to end")
+    daemon = start_gpu("--pool", '{ name = "main"; block_size = 64; num_blocks = 10; regions = '
+                       '( { name = "kv"; format = "v41"; num_layers = 1; } ); }', wait=False)
+    wait_until(daemon.socket.exists, "the socket")
+    client = daemon.client()
+    waiting_for(client, "processes 17 and 18 have to end")
+    session = client.open_session()
+    text = refused(lambda: session.create_buffer(1, "cuda:0"), "busy")
+    assert "cuda:0" in text and "processes 17 and 18 have to end" in text
+    assert health(daemon, SERVICE) == NOT_SERVING
+    assert health(daemon, b"") == SERVING
+    busy("process 18 has to end")
+    waiting_for(client, "process 18 has to end")
+    assert client.device("cuda:0").restarts == 0
+    busy.path.unlink()
+    daemon.wait_serving()
+    told = client.device("cuda:0")
+    assert (told.restarts, told.waiting_for) == (0, "")
+    assert [p.spec.name for p in client.pools()] == ["main"]
+    assert health(daemon, SERVICE) == SERVING
+    # A line for each of the two texts, whatever the number of attempts, and one for the end.
+    assert re.findall(r"(\w+) device_waiting .*text=\"(.*)\"", daemon.log) == [
+        ("warning", "processes 17 and 18 have to end"), ("warning", "process 18 has to end")]
+    assert len(re.findall(r"info +device_waited device=cuda:0 .*end=ready", daemon.log)) == 1
+    assert "executor_died" not in daemon.log
+
+
+def test_a_device_that_has_to_wait_later(start_gpu, busy):
+    daemon = start_gpu()
+    client = daemon.client()
+    session = client.open_session()
+    pool = client.create_pool("p", 64, 4, [dict(name="a", format="bf16", width=8, num_layers=1)])
+    session.allocate(pool.pool_id, 4)
+    step = Step()
+    step.store(pb.RegionRef(pool_id=pool.pool_id, region=0, layer=0),
+               session.create_buffer(64, "cuda:0").view(0, 4, 16), [0, 1, 2, 3])
+    events = len(session.events)
+    busy("process 5 has to end")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    waiting_for(client, "process 5 has to end")
+    text = refused(lambda: session.create_buffer(1, "cuda:0"), "device_lost")
+    assert "process 5 has to end" in text
+    # A step waits with its device, but not without a bound.
+    text = refused(lambda: session.run(step), "device_lost")
+    assert "process 5 has to end" in text
+    assert client.device("cuda:0").steps_in_flight == 0
+    busy.path.unlink()
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_SERVING, "serving again")
+    assert client.device("cuda:0").restarts == 1
+    assert session.wait_event("device_lost", events).device == "cuda:0"
+    assert session.wait_event("device_restored", events) == "cuda:0"
+    assert client.pool(pool.pool_id).leased_blocks == 4
+
+
+def test_a_daemon_stops_while_its_device_waits(start_gpu, busy):
+    busy("somebody has to end")
+    daemon = start_gpu(wait=False)
+    wait_until(daemon.socket.exists, "the socket")
+    client = daemon.client()
+    waiting_for(client, "somebody has to end")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(60) == 0
+    assert re.search(r"device_waited device=cuda:0 .*end=stopped", daemon.log)
+
+
+def test_a_device_that_is_refused_ends_the_start(start_daemon):
+    """Being busy is waited for; anything else that an executor says is the end, in its words."""
+    daemon = start_daemon(wait=False, devices=("cuda:200",))
+    assert daemon.process.wait(60) == 1
+    assert "start_failed" in daemon.log and "cuda:200" in daemon.log
