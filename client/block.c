@@ -42,7 +42,8 @@ kvpool_status kvpool_blocks_allocate(kvpool_session *session, const kvpool_pool 
   request.session = &reference;
   request.pool_id = pool->message->pool_id;
   request.count = count;
-  return blocks_ask(session, KVP_METHOD_ALLOCATE_BLOCKS, &request.base, count, out, error);
+  status = blocks_ask(session, KVP_METHOD_ALLOCATE_BLOCKS, &request.base, count, out, error);
+  return kvp_pool_explain(pool, status, error);
 }
 
 kvpool_status kvpool_blocks_allocate_range(kvpool_session *session, const kvpool_pool *pool, uint32_t first_block,
@@ -58,7 +59,8 @@ kvpool_status kvpool_blocks_allocate_range(kvpool_session *session, const kvpool
   request.pool_id = pool->message->pool_id;
   request.first_block = first_block;
   request.count = count;
-  return blocks_ask(session, KVP_METHOD_ALLOCATE_BLOCK_RANGE, &request.base, count, NULL, error);
+  status = blocks_ask(session, KVP_METHOD_ALLOCATE_BLOCK_RANGE, &request.base, count, NULL, error);
+  return kvp_pool_explain(pool, status, error);
 }
 
 kvpool_status kvpool_blocks_free(kvpool_session *session, const kvpool_pool *pool, const int32_t *blocks,
@@ -80,7 +82,7 @@ kvpool_status kvpool_blocks_free(kvpool_session *session, const kvpool_pool *poo
     kvp_session_saw_epoch(session, ((const Kvpool__V1__FreeBlocksResponse *)message)->epoch);
     protobuf_c_message_free_unpacked(message, NULL);
   }
-  return status;
+  return kvp_pool_explain(pool, status, error);
 }
 
 /* Room for `more` runs behind those that are there. */
@@ -123,7 +125,7 @@ static kvpool_status map_extend(kvpool_block_map *map, kvpool_client *client, co
   kvpool_status status = kvp_call_unary(client, KVP_METHOD_LIST_BLOCKS, &request.base,
                                         &kvpool__v1__list_blocks_response__descriptor, &message, error);
   if (status != KVPOOL_OK) {
-    return status;
+    return kvp_pool_explain(pool, status, error);
   }
   const Kvpool__V1__ListBlocksResponse *response = (const Kvpool__V1__ListBlocksResponse *)message;
   if (response->next_block != 0 && response->next_block <= *first_block) {

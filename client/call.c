@@ -2,7 +2,8 @@
  *
  * Three batches can be in flight: one that sends, one that receives, one that waits for the status (a unary call has
  * everything in the last). Their completions run on the library's thread. The call is closed when the status is there
- * and the other two are back; it stays in the client's list until its last reference goes.
+ * and the other two are back; it stays in the client's list until its last reference goes. One that gRPC doesn't end
+ * is abandoned: to its owner it is closed, and no event of it is told any more.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -59,6 +60,9 @@ static void call_unlink(struct kvp_call *call) {
   if (client->calls == NULL) {
     pthread_cond_broadcast(&client->drained);
   }
+  if (client->calls == NULL && client->left_behind) {
+    grpc_completion_queue_shutdown(client->completions);
+  }
   pthread_mutex_unlock(&client->lock);
 }
 
@@ -89,7 +93,7 @@ static void call_batch_done(struct kvp_call *call) {
   }
   pthread_mutex_unlock(&call->lock);
   if (is_last) {
-    if (call->events != NULL) {
+    if (call->events != NULL && !call->abandoned) {
       call->events->on_closed(call->object, call);
     }
     kvp_call_unref(call);
@@ -105,7 +109,7 @@ static void call_on_sent(struct kvp_call *call, bool ok) {
   pthread_cond_broadcast(&call->changed);
   pthread_mutex_unlock(&call->lock);
   grpc_byte_buffer_destroy(sent);
-  if (call->events != NULL && call->events->on_sent != NULL) {
+  if (call->events != NULL && call->events->on_sent != NULL && !call->abandoned) {
     call->events->on_sent(call->object);
   }
   call_batch_done(call);
@@ -122,8 +126,10 @@ static void call_on_received(struct kvp_call *call, bool ok) {
   }
   pthread_cond_broadcast(&call->changed);
   pthread_mutex_unlock(&call->lock);
-  if (message != NULL) {
+  if (message != NULL && !call->abandoned) {
     call->events->on_message(call->object, message);
+  } else {
+    grpc_byte_buffer_destroy(message);
   }
   call_batch_done(call);
 }
@@ -137,15 +143,29 @@ static void call_on_ended(struct kvp_call *call, bool ok) {
   call_batch_done(call);
 }
 
+static void call_on_given_up(struct kvp_call *call, bool ok) {
+  (void)ok;
+  kvpool_client *client = call->client;
+  if (!call->closed) { /* written by this thread only */
+    call->abandoned = true;
+    call->events->on_closed(call->object, call);
+  }
+  pthread_mutex_lock(&client->lock);
+  client->abandoning--;
+  pthread_cond_broadcast(&client->drained);
+  pthread_mutex_unlock(&client->lock);
+  kvp_call_unref(call);
+}
+
 /* While not READY gRPC either fails a call at once, although the daemon may be back, or waits although nobody is
  * there; asking the socket decides which is right. */
-static kvpool_status connection_check(kvpool_client *client, uint32_t *start_flags, kvpool_error *error) {
+static kvpool_status connection_check(kvpool_client *client, bool waits, uint32_t *start_flags, kvpool_error *error) {
   *start_flags = 0;
   if (grpc_channel_check_connectivity_state(client->channel, 0) == GRPC_CHANNEL_READY) {
     return KVPOOL_OK;
   }
   kvpool_status status = kvp_client_probe(client, error);
-  if (status == KVPOOL_OK) {
+  if (status == KVPOOL_OK && waits) {
     grpc_channel_reset_connect_backoff(client->channel);
     *start_flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY | GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
   }
@@ -177,6 +197,7 @@ kvpool_status kvp_call_new(kvpool_client *client, enum kvp_method method, const 
   call->sent = (struct kvp_tag){.run = call_on_sent, .call = call};
   call->received = (struct kvp_tag){.run = call_on_received, .call = call};
   call->ended = (struct kvp_tag){.run = call_on_ended, .call = call};
+  call->given_up = (struct kvp_tag){.run = call_on_given_up, .call = call};
   call->details = grpc_empty_slice();
   grpc_metadata_array_init(&call->initial);
   grpc_metadata_array_init(&call->trailing);
@@ -185,7 +206,8 @@ kvpool_status kvp_call_new(kvpool_client *client, enum kvp_method method, const 
   if (client->closing) {
     status = kvp_fail(error, KVPOOL_DISCONNECTED, "%s: the client has been destroyed", kvp_method_name(method));
   } else {
-    status = connection_check(client, &call->start_flags, error);
+    /* A queue is of a session, which ended with the connection that it was opened on. */
+    status = connection_check(client, method != KVP_METHOD_STEPS, &call->start_flags, error);
   }
   if (status == KVPOOL_OK) {
     call_link(client, call);
@@ -317,7 +339,58 @@ void kvp_call_cancel(struct kvp_call *call) {
   grpc_call_cancel(call->call, NULL);
 }
 
+/* False: its last reference is gone, and it is about to leave the list. */
+static bool call_ref_if_alive(struct kvp_call *call) {
+  unsigned count = atomic_load_explicit(&call->references, memory_order_relaxed);
+  while (count > 0 && !atomic_compare_exchange_weak_explicit(&call->references, &count, count + 1,
+                                                             memory_order_relaxed, memory_order_relaxed)) {
+  }
+  return count > 0;
+}
+
+/* A watch of the channel whose time is over at once is how the library thread is told something. */
+static void call_give_up(struct kvp_call *call) {
+  kvpool_client *client = call->client;
+  if (call->events == NULL || atomic_exchange(&call->abandoning, true) || !call_ref_if_alive(call)) {
+    return;
+  }
+  client->abandoning++;
+  atomic_fetch_add_explicit(&client->handovers, 1, memory_order_release);
+  grpc_channel_watch_connectivity_state(client->channel, grpc_channel_check_connectivity_state(client->channel, 0),
+                                        gpr_inf_past(GPR_CLOCK_REALTIME), client->completions, &call->given_up);
+}
+
+void kvp_call_abandon(struct kvp_call *call) {
+  pthread_mutex_lock(&call->client->lock);
+  call_give_up(call);
+  pthread_mutex_unlock(&call->client->lock);
+}
+
+void kvp_call_abandon_all(kvpool_client *client) {
+  for (struct kvp_call *call = client->calls; call != NULL; call = call->next) {
+    call_give_up(call);
+  }
+}
+
+void kvp_call_interrupt_all(kvpool_client *client) {
+  for (struct kvp_call *call = client->calls; call != NULL; call = call->next) {
+    grpc_call_cancel(call->call, NULL);
+    call_give_up(call);
+    if (call->events == NULL) {
+      pthread_mutex_lock(&call->lock);
+      call->interrupted = true;
+      pthread_cond_broadcast(&call->changed);
+      pthread_mutex_unlock(&call->lock);
+    }
+  }
+}
+
 kvpool_status kvp_call_error(const struct kvp_call *call, kvpool_error *error) {
+  if (call->abandoned) {
+    return kvp_fail(error, KVPOOL_CANCELLED,
+                    "%s: the call was cancelled; kvpoold at %s doesn't take what it was sent",
+                    kvp_method_name(call->method), kvp_client_path(call->client));
+  }
   if (call->code == GRPC_STATUS_OK) {
     return KVPOOL_OK;
   }
@@ -337,13 +410,53 @@ static bool is_closed(const struct kvp_call *call) {
   return call->closed;
 }
 
+struct kvp_patience kvp_patience_of(const kvpool_client *client) {
+  uint32_t timeout_ms = kvp_client_timeout_ms(client);
+  return (struct kvp_patience){
+      .deadline = kvp_deadline_after(timeout_ms), .timeout_ms = timeout_ms, .nap_ms = kvp_client_nap_first_ms};
+}
+
+/* The socket is asked again for as long as a call waits to be connected: whoever listened may be gone. */
+static kvpool_status reachable_check(const struct kvp_call *call, kvpool_error *error) {
+  if (grpc_channel_check_connectivity_state(call->client->channel, 0) == GRPC_CHANNEL_READY) {
+    return KVPOOL_OK;
+  }
+  return kvp_client_probe(call->client, error);
+}
+
+kvpool_status kvp_patience_wait(struct kvp_patience *patience, struct kvp_call *call, pthread_cond_t *changed,
+                                pthread_mutex_t *lock, kvpool_error *error) {
+  const struct timespec nap = kvp_deadline_after(patience->nap_ms);
+  bool naps = call->start_flags != 0;
+  bool nap_is_last = nap.tv_sec > patience->deadline.tv_sec ||
+                     (nap.tv_sec == patience->deadline.tv_sec && nap.tv_nsec >= patience->deadline.tv_nsec);
+  bool in_time = kvp_sync_wait(changed, lock, naps && !nap_is_last ? &nap : &patience->deadline);
+  if (call->interrupted) {
+    return kvp_fail(error, KVPOOL_CANCELLED, "%s: the call was cancelled", kvp_method_name(call->method));
+  }
+  if (in_time) {
+    return KVPOOL_OK;
+  }
+  if (kvp_deadline_passed(&patience->deadline)) {
+    return kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "%s: no answer from kvpoold at %s within %u ms",
+                    kvp_method_name(call->method), kvp_client_path(call->client), patience->timeout_ms);
+  }
+  patience->nap_ms = 2 * patience->nap_ms > kvp_client_nap_max_ms ? kvp_client_nap_max_ms : 2 * patience->nap_ms;
+  pthread_mutex_unlock(lock);
+  kvpool_status status = reachable_check(call, error);
+  pthread_mutex_lock(lock);
+  return status;
+}
+
 static kvpool_status call_wait(struct kvp_call *call, bool (*condition)(const struct kvp_call *),
                                kvpool_error *error) {
-  struct timespec deadline = kvp_deadline_after(call->client->timeout_ms);
+  struct kvp_patience patience = kvp_patience_of(call->client);
+  kvpool_status status = KVPOOL_OK;
   pthread_mutex_lock(&call->lock);
-  bool in_time = true;
-  while (!condition(call) && in_time) {
-    in_time = kvp_sync_wait(&call->changed, &call->lock, &deadline);
+  while (!condition(call) && status == KVPOOL_OK) {
+    status = call->interrupted
+                 ? kvp_fail(error, KVPOOL_CANCELLED, "%s: the call was cancelled", kvp_method_name(call->method))
+                 : kvp_patience_wait(&patience, call, &call->changed, &call->lock, error);
   }
   bool is_true = condition(call);
   pthread_mutex_unlock(&call->lock);
@@ -351,8 +464,7 @@ static kvpool_status call_wait(struct kvp_call *call, bool (*condition)(const st
     return KVPOOL_OK;
   }
   kvp_call_cancel(call);
-  return kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "%s: no answer from kvpoold at %s within %u ms",
-                  kvp_method_name(call->method), kvp_client_path(call->client), call->client->timeout_ms);
+  return status;
 }
 
 kvpool_status kvp_call_wait_sent(struct kvp_call *call, kvpool_error *error) {

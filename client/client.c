@@ -25,6 +25,10 @@ const char *kvp_client_path(const kvpool_client *client) {
   return client->target + sizeof unix_scheme - 1;
 }
 
+uint32_t kvp_client_timeout_ms(const kvpool_client *client) {
+  return atomic_load_explicit(&client->timeout_ms, memory_order_relaxed);
+}
+
 bool kvp_client_on_library_thread(void) {
   return on_library_thread;
 }
@@ -72,7 +76,7 @@ bool kvp_sync_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struc
   return failed == 0;
 }
 
-static bool deadline_passed(const struct timespec *deadline) {
+bool kvp_deadline_passed(const struct timespec *deadline) {
   struct timespec now = kvp_deadline_after(0);
   return now.tv_sec > deadline->tv_sec || (now.tv_sec == deadline->tv_sec && now.tv_nsec >= deadline->tv_nsec);
 }
@@ -89,18 +93,33 @@ void kvp_client_unref(kvpool_client *client) {
   }
 }
 
+/* No call is left, so nothing of gRPC is in use. */
+static void connection_take_down(kvpool_client *client) {
+  grpc_completion_queue_destroy(client->completions);
+  grpc_channel_destroy(client->channel);
+  grpc_shutdown();
+  kvp_client_unref(client);
+}
+
 static void *library_thread(void *argument) {
   kvpool_client *client = argument;
   on_library_thread = true;
   for (;;) {
     grpc_event event = grpc_completion_queue_next(client->completions, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
     if (event.type == GRPC_QUEUE_SHUTDOWN) {
-      return NULL;
+      break;
     }
     (void)atomic_load_explicit(&client->handovers, memory_order_acquire);
     struct kvp_tag *tag = event.tag;
     tag->run(tag->call, event.success != 0);
   }
+  pthread_mutex_lock(&client->lock);
+  bool is_left_behind = client->left_behind;
+  pthread_mutex_unlock(&client->lock);
+  if (is_left_behind) {
+    connection_take_down(client);
+  }
+  return NULL;
 }
 
 /* With every signal blocked: handlers of the program run on its own threads. */
@@ -145,6 +164,14 @@ static kvpool_status target_resolve(const char *target, char *out, size_t out_by
   }
   if (strncmp(path, unix_scheme, sizeof unix_scheme - 1) == 0) {
     path += sizeof unix_scheme - 1;
+  }
+  static const char *const other_schemes[] = {
+      "tcp:", "dns:", "ipv4:", "ipv6:", "http:", "https:", "vsock:", "unix-abstract:"};
+  for (size_t i = 0; i < sizeof other_schemes / sizeof other_schemes[0]; i++) {
+    if (strncmp(path, other_schemes[i], strlen(other_schemes[i])) == 0) {
+      return kvp_fail(error, KVPOOL_INVALID_ARGUMENT,
+                      "target \"%s\": kvpoold listens on a unix socket, which a path names", path);
+    }
   }
   size_t path_bytes = strlen(path);
   size_t path_bytes_max = sizeof((struct sockaddr_un){0}).sun_path - 1;
@@ -194,7 +221,7 @@ static kvpool_status client_new(const char *target, uint32_t timeout_ms, kvpool_
   if (client == NULL) {
     return kvp_fail_no_memory(error);
   }
-  client->timeout_ms = timeout_ms;
+  atomic_init(&client->timeout_ms, timeout_ms);
   client->message_bytes_max = kvp_message_bytes_max;
   client->chunk_bytes_max = kvp_chunk_bytes_max;
   kvpool_status status = target_resolve(target, client->target, sizeof client->target, error);
@@ -249,7 +276,7 @@ static kvpool_status client_look(kvpool_client *client, kvpool_server_info **inf
 }
 
 static kvpool_status client_greet(kvpool_client *client, bool wait_until_serving, kvpool_error *error) {
-  struct timespec deadline = kvp_deadline_after(client->timeout_ms);
+  struct timespec deadline = kvp_deadline_after(kvp_client_timeout_ms(client));
   for (;;) {
     kvpool_server_info *info = NULL;
     const kvpool_device_info *waiting = NULL;
@@ -259,11 +286,13 @@ static kvpool_status client_greet(kvpool_client *client, bool wait_until_serving
       kvp_server_info_limits(info, &client->message_bytes_max, &client->chunk_bytes_max);
       return KVPOOL_OK;
     }
-    bool is_last = deadline_passed(&deadline);
+    bool is_last = kvp_deadline_passed(&deadline);
     if (status == KVPOOL_OK) {
       if (is_last) {
-        status = kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "device %s of kvpoold at %s does not serve after %u ms",
-                          waiting->name, kvp_client_path(client), client->timeout_ms);
+        status =
+            kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "device %s of kvpoold at %s does not serve after %u ms%s%s",
+                     waiting->name, kvp_client_path(client), kvp_client_timeout_ms(client),
+                     waiting->waiting_for[0] != '\0' ? ", it waits: " : "", waiting->waiting_for);
       }
       kvpool_server_info_destroy(info);
     }
@@ -310,20 +339,37 @@ void kvpool_client_destroy(kvpool_client *client) {
     return;
   }
   assert(!on_library_thread && "kvpool_client_destroy from inside a callback");
+  struct timespec deadline = kvp_deadline_after(kvp_client_give_up_ms);
   pthread_mutex_lock(&client->lock);
   client->closing = true;
   for (struct kvp_call *call = client->calls; call != NULL; call = call->next) {
     grpc_call_cancel(call->call, NULL);
   }
-  while (client->calls != NULL) {
+  while (client->calls != NULL && kvp_sync_wait(&client->drained, &client->lock, &deadline)) {
+  }
+  kvp_call_abandon_all(client);
+  while (client->abandoning > 0) {
     pthread_cond_wait(&client->drained, &client->lock);
   }
+  client->left_behind = client->calls != NULL;
+  bool is_left_behind = client->left_behind;
+  pthread_t thread = client->thread;
   pthread_mutex_unlock(&client->lock);
+  if (is_left_behind) {
+    int failed = pthread_detach(thread);
+    assert(failed == 0);
+    return;
+  }
   grpc_completion_queue_shutdown(client->completions);
   int failed = pthread_join(client->thread, NULL);
   assert(failed == 0);
-  grpc_completion_queue_destroy(client->completions);
-  grpc_channel_destroy(client->channel);
-  grpc_shutdown();
-  kvp_client_unref(client);
+  connection_take_down(client);
+}
+
+void kvpool_client_interrupt(kvpool_client *client, uint32_t timeout_ms) {
+  assert(client != NULL);
+  pthread_mutex_lock(&client->lock);
+  atomic_store_explicit(&client->timeout_ms, timeout_ms, memory_order_relaxed);
+  kvp_call_interrupt_all(client);
+  pthread_mutex_unlock(&client->lock);
 }

@@ -21,9 +21,16 @@ static void device_from(const Kvpool__V1__Device *from, kvpool_device_info *out)
       .buffer_bytes = from->buffer_bytes,
       .steps_in_flight = from->steps_in_flight,
       .steps_done = from->steps_done,
+      .mps = from->mps != 0,
+      .memory_bytes = from->memory_bytes,
+      .memory_left_bytes = from->memory_left_bytes,
+      .memory_others_bytes = from->memory_others_bytes,
+      .memory_granularity_bytes = from->memory_granularity_bytes,
   };
   (void)snprintf(out->name, sizeof out->name, "%s", from->name);
   (void)snprintf(out->description, sizeof out->description, "%s", from->description);
+  (void)snprintf(out->driver, sizeof out->driver, "%s", from->driver);
+  (void)snprintf(out->waiting_for, sizeof out->waiting_for, "%s", from->waiting_for);
 }
 
 static void format_from(const Kvpool__V1__Format *from, kvpool_format_info *out) {

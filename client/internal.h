@@ -2,8 +2,8 @@
  *
  * Threads. Each client has one library thread that waits in gRPC's completion queue and runs every completion;
  * callers only start batches and wait on condition variables. A call object is alive while somebody holds a
- * reference, and each batch in flight holds one: a late completion never meets freed memory. Locks are leaves: no
- * callback of the user and no other lock is taken while one is held.
+ * reference, and each batch in flight holds one: a late completion never meets freed memory. Locks are leaves, but
+ * that a call's may be taken under its client's: no callback of the user runs while one is held.
  */
 #ifndef KVPOOL_CLIENT_INTERNAL_H
 #define KVPOOL_CLIENT_INTERNAL_H
@@ -27,6 +27,9 @@ enum {
   kvp_client_reconnect_first_ms = 50,
   kvp_client_reconnect_max_ms = 1000,
   kvp_client_serving_poll_ms = 20,
+  kvp_client_nap_first_ms = 20, /* between two looks whether there is still somebody to connect to */
+  kvp_client_nap_max_ms = 640,
+  kvp_client_give_up_ms = 200, /* how long what was cancelled may take to end before it is left behind */
   kvp_queue_steps_max = kvp_steps_in_flight_per_session_max,
   kvp_int32_bytes = 4
 };
@@ -128,7 +131,7 @@ struct kvp_call;
 struct kvpool_client {
   atomic_uint references;
   char target[128]; /* "unix:PATH" */
-  uint32_t timeout_ms;
+  atomic_uint timeout_ms;
   size_t message_bytes_max; /* what the daemon said at connect */
   size_t chunk_bytes_max;
   kvpool_server_info *info; /* of connect: the format catalogue */
@@ -140,8 +143,13 @@ struct kvpool_client {
   pthread_mutex_t lock;  /* guards the rest */
   pthread_cond_t drained;
   bool closing;
-  struct kvp_call *calls; /* every call that is not closed */
+  bool left_behind;       /* the library thread takes it down when the last call is gone */
+  uint32_t abandoning;    /* calls whose owner is still to be told so */
+  struct kvp_call *calls; /* every call that is not freed */
 };
+
+/* The timeout as it is now. */
+uint32_t kvp_client_timeout_ms(const kvpool_client *client);
 
 void kvp_client_ref(kvpool_client *client);
 void kvp_client_unref(kvpool_client *client);
@@ -157,6 +165,7 @@ kvpool_status kvp_client_probe(const kvpool_client *client, kvpool_error *error)
 void kvp_sync_init(pthread_mutex_t *lock, pthread_cond_t *condition);
 void kvp_sync_deinit(pthread_mutex_t *lock, pthread_cond_t *condition);
 struct timespec kvp_deadline_after(uint32_t timeout_ms);
+bool kvp_deadline_passed(const struct timespec *deadline);
 /* False: the deadline has passed. */
 bool kvp_sync_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *deadline);
 
@@ -186,16 +195,19 @@ struct kvp_call {
   struct kvp_call *next, *previous; /* in client->calls */
   const struct kvp_call_events *events;
   void *object;
-  struct kvp_tag sent, received, ended;
+  struct kvp_tag sent, received, ended, given_up;
   uint32_t start_flags;
+  atomic_bool abandoning; /* kvp_call_abandon was called */
+  bool abandoned;         /* the library thread's: the owner was told the end, whatever gRPC still does */
 
   pthread_mutex_t lock; /* guards the flags below */
   pthread_cond_t changed;
   uint32_t batches; /* in flight */
   bool sending;
   bool receiving;
-  bool over;   /* the status is here */
-  bool closed; /* and nothing is in flight any more */
+  bool interrupted; /* a blocking call that nobody waits for any more */
+  bool over;        /* the status is here */
+  bool closed;      /* and nothing is in flight any more */
 
   grpc_byte_buffer *outgoing; /* the receive and send batches' own until they complete */
   grpc_byte_buffer *incoming;
@@ -220,8 +232,29 @@ void kvp_call_start_stream(struct kvp_call *call, grpc_byte_buffer *first, bool 
 bool kvp_call_send(struct kvp_call *call, grpc_byte_buffer *message, bool last);
 bool kvp_call_receive(struct kvp_call *call);
 void kvp_call_cancel(struct kvp_call *call);
+/* For a call with events that was cancelled and doesn't end, because gRPC waits until the daemon takes what is being
+ * sent: its owner is told the end now, KVPOOL_CANCELLED, on the library thread. The call itself ends when it can. */
+void kvp_call_abandon(struct kvp_call *call);
+/* Every call of the client, whose lock is held. */
+void kvp_call_abandon_all(kvpool_client *client);
+/* Every call of the client, whose lock is held, ends at once for whoever waits for it, KVPOOL_CANCELLED. */
+void kvp_call_interrupt_all(kvpool_client *client);
 /* Only after it closed. KVPOOL_OK when the call succeeded. */
 kvpool_status kvp_call_error(const struct kvp_call *call, kvpool_error *error);
+
+/* A wait for something that call brings about. */
+struct kvp_patience {
+  struct timespec deadline;
+  uint32_t timeout_ms; /* for the text */
+  uint32_t nap_ms;
+};
+
+struct kvp_patience kvp_patience_of(const kvpool_client *client);
+/* Sleeps until changed is told, the lock being held. KVPOOL_OK: look again. Else there is no use in waiting:
+ * KVPOOL_DEADLINE_EXCEEDED, KVPOOL_CANCELLED, or what the socket says of a daemon that a call waits to be connected
+ * with. */
+kvpool_status kvp_patience_wait(struct kvp_patience *patience, struct kvp_call *call, pthread_cond_t *changed,
+                                pthread_mutex_t *lock, kvpool_error *error);
 
 /* Blocking waits of at most the client's timeout; when it passes the call is cancelled (KVPOOL_DEADLINE_EXCEEDED). */
 kvpool_status kvp_call_wait_sent(struct kvp_call *call, kvpool_error *error);
@@ -279,6 +312,9 @@ struct kvpool_pool {
   kvpool_region_info *regions; /* [message->n_regions] */
 };
 
+/* What a call about this pool came to, as it is; the text of KVPOOL_UNKNOWN_POOL says what that means for the
+ * handle. */
+kvpool_status kvp_pool_explain(const kvpool_pool *pool, kvpool_status status, kvpool_error *error);
 /* KVPOOL_UNKNOWN_REGION and _LAYER before anything is sent. */
 kvpool_status kvp_layer_check(const kvpool_layer *layer, kvpool_error *error);
 Kvpool__V1__RegionRef kvp_layer_reference(const kvpool_layer *layer);

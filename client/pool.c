@@ -1,4 +1,6 @@
-/* Pools: a handle is the daemon's description as it was when it was asked for. Read only but for refresh. */
+/* Pools: a handle is the daemon's description as it was when it was asked for. Read only but for refresh.
+ *
+ * It names the pool by its id, which no other pool ever has, one of a later daemon included. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,6 +164,7 @@ kvpool_status kvpool_pool_refresh(kvpool_pool *pool, kvpool_error *error) {
   request.pool_id = pool->message->pool_id;
   kvpool_pool fresh;
   kvpool_status status = pool_ask(pool->client, KVP_METHOD_DESCRIBE_POOL, &request.base, &fresh, error);
+  status = kvp_pool_explain(pool, status, error);
   if (status == KVPOOL_OK) {
     pool_deinit(pool);
     *pool = fresh;
@@ -187,7 +190,19 @@ kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpool_error *er
   if (status == KVPOOL_OK) {
     protobuf_c_message_free_unpacked(response, NULL);
   }
-  return status;
+  return kvp_pool_explain(pool, status, error);
+}
+
+kvpool_status kvp_pool_explain(const kvpool_pool *pool, kvpool_status status, kvpool_error *error) {
+  if (status != KVPOOL_UNKNOWN_POOL) {
+    return status;
+  }
+  const uint64_t id = pool->message->pool_id;
+  return kvp_fail_at(
+      error, status, "pool_id", -1, (int64_t)id,
+      "pool \"%s\" (id %llu) is gone: it was deleted, or kvpoold was started anew; one of that name that "
+      "is there now is another pool, to be opened anew",
+      kvpool_pool_name(pool), (unsigned long long)id);
 }
 
 uint64_t kvpool_pool_id(const kvpool_pool *pool) {

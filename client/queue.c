@@ -286,7 +286,7 @@ kvpool_status kvpool_queue_wait(kvpool_queue *queue, kvpool_error *error) {
   if (status != KVPOOL_OK) {
     return status;
   }
-  uint32_t timeout_ms = queue->session->client->timeout_ms;
+  uint32_t timeout_ms = kvp_client_timeout_ms(queue->session->client);
   struct timespec deadline = kvp_deadline_after(timeout_ms);
   bool in_time = true;
   pthread_mutex_lock(&queue->lock);
@@ -304,7 +304,7 @@ kvpool_status kvpool_queue_wait(kvpool_queue *queue, kvpool_error *error) {
 
 /* Steps done, then the half-close and the daemon's answer to it; past the deadline the rest is cancelled. */
 static void queue_drain(kvpool_queue *queue, struct kvp_call *call) {
-  struct timespec deadline = kvp_deadline_after(queue->session->client->timeout_ms);
+  struct timespec deadline = kvp_deadline_after(kvp_client_timeout_ms(queue->session->client));
   bool in_time = true;
   pthread_mutex_lock(&queue->lock);
   while (!queue->closed && in_time && (queue->sending || !queue_is_settled(queue, queue->last_step_id))) {
@@ -322,11 +322,22 @@ static void queue_drain(kvpool_queue *queue, struct kvp_call *call) {
   }
   pthread_mutex_unlock(&queue->lock);
   kvp_call_cancel(call);
+  deadline = kvp_deadline_after(kvp_client_give_up_ms);
+  in_time = true;
   pthread_mutex_lock(&queue->lock);
-  while (!queue->closed) {
-    pthread_cond_wait(&queue->changed, &queue->lock);
+  while (!queue->closed && in_time) {
+    in_time = kvp_sync_wait(&queue->changed, &queue->lock, &deadline);
   }
+  bool is_stuck = !queue->closed;
   pthread_mutex_unlock(&queue->lock);
+  if (is_stuck) {
+    kvp_call_abandon(call);
+    pthread_mutex_lock(&queue->lock);
+    while (!queue->closed) {
+      pthread_cond_wait(&queue->changed, &queue->lock);
+    }
+    pthread_mutex_unlock(&queue->lock);
+  }
 }
 
 void kvpool_queue_close(kvpool_queue *queue) {

@@ -43,7 +43,7 @@ kvpool_status kvpool_record_list_get(kvpool_client *client, const kvpool_layer *
   status = kvp_call_unary(client, KVP_METHOD_INSPECT_RECORDS, &request.base,
                           &kvpool__v1__inspect_records_response__descriptor, &message, error);
   if (status != KVPOOL_OK) {
-    return status;
+    return kvp_pool_explain(layer->pool, status, error);
   }
   Kvpool__V1__InspectRecordsResponse *response = (Kvpool__V1__InspectRecordsResponse *)message;
   kvpool_record_list *list = calloc(1, sizeof *list + response->n_records * sizeof list->items[0]);
@@ -97,5 +97,6 @@ kvpool_status kvpool_blocks_dump(kvpool_client *client, const kvpool_layer *laye
   request.placement = placement == NULL ? (char *)"" : (char *)placement;
   request.first_block = first_block;
   request.count = count;
-  return kvp_call_collect(client, KVP_METHOD_DUMP_BLOCKS, &request.base, out, bytes, error);
+  status = kvp_call_collect(client, KVP_METHOD_DUMP_BLOCKS, &request.base, out, bytes, error);
+  return kvp_pool_explain(layer->pool, status, error);
 }

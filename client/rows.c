@@ -103,7 +103,7 @@ kvpool_status kvpool_rows_store(kvpool_session *session, const kvpool_layer *lay
     status = store_finish(call, report, error);
   }
   kvp_call_unref(call);
-  return status;
+  return kvp_pool_explain(layer->pool, status, error);
 }
 
 /* Bytes of one row of a load's two outputs. */
@@ -240,5 +240,5 @@ kvpool_status kvpool_rows_load(kvpool_session *session, const kvpool_layer *laye
   kvp_call_start_stream(call, kvp_message_pack(&request.base, NULL), true);
   status = load_collect(call, &row_output, &scale_output, report, error);
   kvp_call_unref(call);
-  return status;
+  return kvp_pool_explain(layer->pool, status, error);
 }

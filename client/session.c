@@ -193,23 +193,21 @@ static grpc_byte_buffer *session_request(const kvpool_session_options *options) 
   return kvp_message_pack(&request.base, NULL);
 }
 
-/* Until the stream told the session's id, or ended. */
-static kvpool_status session_wait_opened(kvpool_session *session, kvpool_error *error) {
-  struct timespec deadline = kvp_deadline_after(session->client->timeout_ms);
+/* Until the stream told the session's id, or ended. call: the stream, held. */
+static kvpool_status session_wait_opened(kvpool_session *session, struct kvp_call *call, kvpool_error *error) {
+  struct kvp_patience patience = kvp_patience_of(session->client);
   kvpool_status status = KVPOOL_OK;
-  bool in_time = true;
   pthread_mutex_lock(&session->lock);
-  while (!session->opened && !session->stream_closed && in_time) {
-    in_time = kvp_sync_wait(&session->changed, &session->lock, &deadline);
+  while (!session->opened && !session->stream_closed && status == KVPOOL_OK) {
+    status = kvp_patience_wait(&patience, call, &session->changed, &session->lock, error);
   }
-  if (!session->opened && session->stream_closed) {
+  if (session->opened) {
+    status = KVPOOL_OK;
+  } else if (session->stream_closed) {
     status = session->end.status;
     if (error != NULL) {
       *error = session->end;
     }
-  } else if (!session->opened) {
-    status = kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "OpenSession: no answer from kvpoold at %s within %u ms",
-                      kvp_client_path(session->client), session->client->timeout_ms);
   }
   pthread_mutex_unlock(&session->lock);
   return status;
@@ -217,6 +215,7 @@ static kvpool_status session_wait_opened(kvpool_session *session, kvpool_error *
 
 /* No event any more; the stream is cancelled, and ended when wait. */
 static void session_stop(kvpool_session *session, bool wait) {
+  struct timespec deadline = kvp_deadline_after(kvp_client_give_up_ms);
   pthread_mutex_lock(&session->lock);
   session->closing = true;
   struct kvp_call *call = session->call;
@@ -224,15 +223,26 @@ static void session_stop(kvpool_session *session, bool wait) {
     kvp_call_ref(call);
   }
   pthread_mutex_unlock(&session->lock);
-  if (call != NULL) {
-    kvp_call_cancel(call);
-    kvp_call_unref(call);
+  if (call == NULL) {
+    return;
   }
+  kvp_call_cancel(call);
   pthread_mutex_lock(&session->lock);
-  while (wait && !session->stream_closed) {
-    pthread_cond_wait(&session->changed, &session->lock);
+  bool in_time = wait;
+  while (!session->stream_closed && in_time) {
+    in_time = kvp_sync_wait(&session->changed, &session->lock, &deadline);
   }
+  bool is_stuck = wait && !session->stream_closed;
   pthread_mutex_unlock(&session->lock);
+  if (is_stuck) {
+    kvp_call_abandon(call);
+    pthread_mutex_lock(&session->lock);
+    while (!session->stream_closed) {
+      pthread_cond_wait(&session->changed, &session->lock);
+    }
+    pthread_mutex_unlock(&session->lock);
+  }
+  kvp_call_unref(call);
 }
 
 kvpool_status kvpool_session_open(kvpool_client *client, const kvpool_session_options *options, kvpool_session **out,
@@ -267,8 +277,11 @@ kvpool_status kvpool_session_open(kvpool_client *client, const kvpool_session_op
     return status;
   }
   kvp_session_ref(session); /* the stream's, given back in session_on_closed */
-  kvp_call_start_stream(session->call, session_request(&used), true);
-  status = session_wait_opened(session, error);
+  struct kvp_call *call = session->call;
+  kvp_call_ref(call);
+  kvp_call_start_stream(call, session_request(&used), true);
+  status = session_wait_opened(session, call, error);
+  kvp_call_unref(call);
   if (status != KVPOOL_OK) {
     session_stop(session, true);
     kvp_session_unref(session);

@@ -12,10 +12,12 @@ import queue
 import sys
 import time
 
-import grpc
-import numpy as np
-
-from kvpool_stubs import connect, pb
+try:
+    import grpc
+    import numpy as np
+    from kvpool_stubs import connect, pb
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}: apt-get install python3-numpy python3-grpcio python3-protobuf, and use /usr/bin/python3")
 
 POOL = "first-session"
 BLOCK_TOKENS = 64

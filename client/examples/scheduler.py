@@ -5,9 +5,13 @@
 """
 import sys
 
-import numpy as np
-
-from kvpool_stubs import connect, pb
+if len(sys.argv) != 3:
+    sys.exit(__doc__.strip())
+try:
+    import numpy as np
+    from kvpool_stubs import connect, pb
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}: apt-get install python3-numpy python3-grpcio python3-protobuf, and use /usr/bin/python3")
 
 rpc = connect(sys.argv[1])
 pool = rpc.DescribePool(pb.DescribePoolRequest(name=sys.argv[2]))

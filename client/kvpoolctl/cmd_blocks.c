@@ -40,15 +40,11 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
   case option_first_block:
     return kvp_ctl_take_number(&kvp_ctl_blocks, "first-block", value, INT32_MAX, &blocks->first_block);
   case option_count:
-    return kvp_ctl_take_number(&kvp_ctl_blocks, "count", value, INT32_MAX, &blocks->count);
+    return kvp_ctl_take_count(&kvp_ctl_blocks, "count", value, INT32_MAX, &blocks->count);
   case option_rows:
-    return kvp_ctl_take_number(&kvp_ctl_blocks, "rows", value, rows_max, &blocks->rows);
+    return kvp_ctl_take_count(&kvp_ctl_blocks, "rows", value, rows_max, &blocks->rows);
   case ARGP_KEY_ARG:
-    if (state->arg_num > 0) {
-      return ARGP_ERR_UNKNOWN;
-    }
-    blocks->pool = value;
-    return 0;
+    return kvp_ctl_take_word(value, state, (const char **[]){&blocks->pool}, 1);
   default:
     return ARGP_ERR_UNKNOWN;
   }
@@ -201,8 +197,8 @@ static void blocks_print(const struct kvp_ctl *ctl, const struct blocks_argument
 static int blocks_show(const struct kvp_ctl *ctl, const struct blocks_arguments *arguments, const kvpool_pool *pool) {
   uint32_t total = kvpool_pool_num_blocks(pool);
   if (arguments->first_block >= total) {
-    return kvp_ctl_refuse(ctl, NULL, "pool %s has %u blocks, there is no block %llu", kvpool_pool_name(pool), total,
-                          (unsigned long long)arguments->first_block);
+    return kvp_ctl_refuse(ctl, "blocks are counted from 0", "pool %s has %u blocks, there is no block %llu",
+                          kvpool_pool_name(pool), total, (unsigned long long)arguments->first_block);
   }
   uint32_t first = (uint32_t)arguments->first_block;
   uint64_t count = arguments->count == 0 ? total : arguments->count;

@@ -67,22 +67,18 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
   case option_slots:
     return kvp_ctl_list_parse(&get->slots, value)
                ? 0
-               : kvp_ctl_take_failed(&kvp_ctl_get, "--slots %s: a list like 0-15,32 is wanted", value);
+               : kvp_ctl_take_failed(&kvp_ctl_get, "--slots %s: %s", value, kvp_ctl_list_fault(value));
   case option_blocks:
     return kvp_ctl_list_parse(&get->blocks, value)
                ? 0
-               : kvp_ctl_take_failed(&kvp_ctl_get, "--blocks %s: a list like 0-15,32 is wanted", value);
+               : kvp_ctl_take_failed(&kvp_ctl_get, "--blocks %s: %s", value, kvp_ctl_list_fault(value));
   case option_as:
     return form_take(value, &get->form);
   case option_device:
     get->device = value;
     return 0;
   case ARGP_KEY_ARG:
-    if (state->arg_num > 1) {
-      return ARGP_ERR_UNKNOWN;
-    }
-    *(state->arg_num == 0 ? &get->target : &get->file) = value;
-    return 0;
+    return kvp_ctl_take_word(value, state, (const char **[]){&get->target, &get->file}, 2);
   default:
     return ARGP_ERR_UNKNOWN;
   }
@@ -103,8 +99,9 @@ static int records_get(struct get *get, const int32_t *slots, size_t count) {
   for (size_t i = 0; i < kvpool_record_list_count(list) && exit_status == KVP_CTL_OK; i++) {
     const kvpool_record *record = kvpool_record_list_item(list, i);
     if (record->raw_bytes != get->target.region->bytes_per_token || record->value_count != get->target.elements) {
-      exit_status = kvp_ctl_refuse(get->ctl, NULL, "the record of slot %d came with %u bytes and %u values",
-                                   record->slot, record->raw_bytes, record->value_count);
+      exit_status = kvp_ctl_refuse(get->ctl, "use the kvpoolctl that was installed with this daemon",
+                                   "the record of slot %d came with %u bytes and %u values", record->slot,
+                                   record->raw_bytes, record->value_count);
     } else if (get->form == GET_RECORD) {
       exit_status = kvp_ctl_rows_file_write_bytes(get->ctl, &get->file, record->raw, record->raw_bytes);
     } else {
@@ -169,7 +166,7 @@ static int file_create(struct get *get, uint64_t rows) {
                                     &get->file);
   case GET_MEMORY:
     return get->target.region->block_stride_bytes > UINT32_MAX
-               ? kvp_ctl_refuse(get->ctl, NULL, "a block of more than 4 GiB can't be read as memory")
+               ? kvp_ctl_refuse(get->ctl, "--as record", "a block of more than 4 GiB can't be read as memory")
                : kvp_ctl_rows_file_create(get->ctl, path, KVP_CTL_ROW_BYTES,
                                           (uint32_t)get->target.region->block_stride_bytes, rows, &get->file);
   default:
@@ -194,6 +191,9 @@ static void result_tell(const struct get *get, uint64_t rows) {
     kvp_ctl_json_print(get->ctl, document);
     return;
   }
+  if (get->file.output.is_stdout) {
+    return; /* the rows are there */
+  }
   kvp_ctl_print("%s: %s %s%s of %s/%s:%u (%s), each %u %s%s\n", get->arguments->file, kvp_ctl_count(rows).text, what,
                 kvp_ctl_plural(rows), kvpool_pool_name(get->target.pool), get->target.region->name,
                 get->target.layer.layer, get->target.format.name, get->file.elements,
@@ -213,7 +213,7 @@ static int get_rows(struct get *get) {
     uint32_t block = (uint32_t)arguments->blocks.items[i];
     if (block >= kvpool_pool_num_blocks(get->target.pool)) {
       exit_status =
-          kvp_ctl_refuse(get->ctl, NULL, "pool %s has %u blocks, there is no block %u",
+          kvp_ctl_refuse(get->ctl, "blocks are counted from 0", "pool %s has %u blocks, there is no block %u",
                          kvpool_pool_name(get->target.pool), kvpool_pool_num_blocks(get->target.pool), block);
     }
     for (uint32_t token = 0; exit_status == KVP_CTL_OK && !is_memory && token < per_block; token++) {
@@ -228,7 +228,7 @@ static int get_rows(struct get *get) {
     if (exit_status == KVP_CTL_OK) {
       result_tell(get, rows);
     } else if (exit_status == KVP_CTL_INTERRUPTED) {
-      (void)fprintf(stderr, "kvpoolctl: interrupted; %s is not written\n", arguments->file);
+      (void)kvp_ctl_tell_interrupted("interrupted; %s is not written", arguments->file);
     }
     kvp_ctl_rows_file_close(&get->file);
   }
@@ -246,7 +246,7 @@ static int get_checked(struct kvp_ctl *ctl, const struct get_arguments *argument
   if (arguments->form == GET_MEMORY && arguments->slots.count > 0) {
     return kvp_ctl_usage(&kvp_ctl_get, "--as memory is about whole blocks: --blocks, not --slots");
   }
-  kvp_ctl_interrupt_init();
+  kvp_ctl_interrupt_init(ctl);
   int exit_status = kvp_ctl_connect(ctl);
   if (exit_status != KVP_CTL_OK) {
     return exit_status;
@@ -278,7 +278,8 @@ const struct kvp_ctl_command kvp_ctl_get = {
     .details =
         "Reading contents is an operator's right (root, and the daemon's own user); nothing is leased, and "
         "the owner may be writing meanwhile. Values are what dump shows: code times scale. FILE is .npy when its "
-        "name ends so, else raw.\n\n"
+        "name ends so, else raw; - is standard output. A file appears, or is replaced, when all of it is there; "
+        "a pipe or a device is written to as it is.\n\n"
         "Examples:\n"
         "  kvpoolctl get main/kv:0 rows.npy --slots 0-99\n"
         "  kvpoolctl get main/kv:0 rows.bf16 --blocks 7,12\n"

@@ -1,4 +1,7 @@
 /* info: the daemon, its devices, the formats it knows. */
+#include <stdio.h>
+#include <string.h>
+
 #include "client/kvpoolctl/command.h"
 #include "client/kvpoolctl/hint.h"
 #include "client/kvpoolctl/json.h"
@@ -6,7 +9,7 @@
 #include "client/kvpoolctl/text.h"
 
 static const char *state_name(kvpool_device_state state) {
-  static const char *const names[] = {"starting", "serving", "restarting", "stopped"};
+  static const char *const names[] = {"starting", "serving", "restarting", "stopped", "waiting"};
   return (unsigned)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
 }
 
@@ -27,12 +30,19 @@ static json_t *device_json(const kvpool_device_info *device) {
   kvp_ctl_json_string(object, "state", state_name(device->state));
   kvp_ctl_json_integer(object, "executor_pid", (int64_t)device->executor_pid);
   kvp_ctl_json_integer(object, "restarts", (int64_t)device->restarts);
+  kvp_ctl_json_string(object, "waiting_for", device->waiting_for);
+  kvp_ctl_json_integer(object, "memory_bytes", (int64_t)device->memory_bytes);
   kvp_ctl_json_integer(object, "memory_limit_bytes", (int64_t)device->memory_limit_bytes);
   kvp_ctl_json_integer(object, "pool_bytes", (int64_t)device->pool_bytes);
   kvp_ctl_json_integer(object, "buffer_bytes", (int64_t)device->buffer_bytes);
+  kvp_ctl_json_integer(object, "memory_left_bytes", (int64_t)device->memory_left_bytes);
+  kvp_ctl_json_integer(object, "memory_others_bytes", (int64_t)device->memory_others_bytes);
+  kvp_ctl_json_integer(object, "memory_granularity_bytes", (int64_t)device->memory_granularity_bytes);
   kvp_ctl_json_integer(object, "steps_in_flight", (int64_t)device->steps_in_flight);
   kvp_ctl_json_integer(object, "steps_done", (int64_t)device->steps_done);
   kvp_ctl_json_string(object, "description", device->description);
+  kvp_ctl_json_string(object, "driver", device->driver);
+  kvp_ctl_json_bool(object, "mps", device->mps);
   return object;
 }
 
@@ -78,34 +88,74 @@ static void info_json(const struct kvp_ctl *ctl, const kvpool_server_info *info)
 /* ---- for people -------------------------------------------------------------------------------------------------
  */
 
-static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
-  static const char *const columns[] = {"DEVICE",    "STATE",  ">MEMORY USED", "",           ">OF",      ">POOLS",
-                                        "?>BUFFERS", ">STEPS", "?>IN FLIGHT",  "?>EXECUTOR", ">RESTARTS"};
+/* A GPU's UUID is too long for a table; its first digits tell it apart, --json has all of it. */
+static struct kvp_ctl_text device_label(const kvpool_device_info *device) {
+  enum { shown = sizeof "cuda:GPU-01234567" - 1 };
+  struct kvp_ctl_text label;
+  (void)snprintf(label.text, sizeof label.text, "%.*s%s", shown, device->name,
+                 strlen(device->name) > shown ? "..." : "");
+  return label;
+}
+
+/* How a GPU's executor shares it; a host's doesn't. */
+static const char *sharing_name(const kvpool_device_info *device) {
+  return device->driver[0] == '\0' ? "-" : device->mps ? "MPS" : "time-sliced";
+}
+
+static void states_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
+  static const char *const columns[] = {"DEVICE",     "STATE",     ">STEPS",  ">IN FLIGHT",
+                                        "?>EXECUTOR", ">RESTARTS", "SHARING", "?~WHAT IT IS"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
-    uint64_t used = device->pool_bytes + device->buffer_bytes;
     kvp_ctl_table_row(table);
-    kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%s", device->name);
+    kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%s", device_label(device).text);
     kvp_ctl_table_cell(table, state_role(device->state), "%s", state_name(device->state));
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_percent(used, device->memory_limit_bytes).text);
-    kvp_ctl_table_cell(table, memory_role(used, device->memory_limit_bytes), "%s",
-                       kvp_ctl_bar(&ctl->terminal, used, device->memory_limit_bytes).text);
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->memory_limit_bytes).text);
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->pool_bytes).text);
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->buffer_bytes).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(device->steps_done).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(device->steps_in_flight).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%llu", (unsigned long long)device->executor_pid);
     kvp_ctl_table_cell(table, device->restarts > 0 ? KVP_CTL_WARN : KVP_CTL_PLAIN, "%s",
                        kvp_ctl_count(device->restarts).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", sharing_name(device));
+    kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s%s%s", device->description,
+                       device->driver[0] != '\0' ? "; driver " : "", device->driver);
   }
   kvp_ctl_table_print(table);
+}
+
+static void memory_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
+  static const char *const columns[] = {"MEMORY OF", ">USED", "?",        ">LIMIT",      ">POOLS",
+                                        ">BUFFERS",  ">LEFT", "?>OTHERS", "?>DEVICE HAS"};
+  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
-    kvp_ctl_print("%s%s: %s%s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_DIM), device->name,
-                  device->description, kvp_ctl_terminal_reset(&ctl->terminal));
+    uint64_t limit = device->memory_limit_bytes;
+    uint64_t used = device->pool_bytes + device->buffer_bytes;
+    kvp_ctl_table_row(table);
+    kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%s", device_label(device).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_percent(used, limit).text);
+    kvp_ctl_table_cell(table, memory_role(used, limit), "%s", kvp_ctl_bar(&ctl->terminal, used, limit).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(limit).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->pool_bytes).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->buffer_bytes).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->memory_left_bytes).text);
+    kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s", kvp_ctl_bytes(device->memory_others_bytes).text);
+    kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s", kvp_ctl_bytes(device->memory_bytes).text);
   }
+  kvp_ctl_table_print(table);
+}
+
+static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
+  states_print(ctl, info);
+  for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
+    const kvpool_device_info *device = kvpool_server_info_device(info, i);
+    if (device->waiting_for[0] != '\0') {
+      kvp_ctl_print("%s%s waits: %s%s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_WARN), device->name,
+                    device->waiting_for, kvp_ctl_terminal_reset(&ctl->terminal));
+    }
+  }
+  kvp_ctl_print("\n");
+  memory_print(ctl, info);
 }
 
 static void formats_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
@@ -170,8 +220,12 @@ static int info_run(struct kvp_ctl *ctl, int argc, char **argv) {
 const struct kvp_ctl_command kvp_ctl_info = {
     .name = "info",
     .summary = "the daemon, its devices and memory, the formats it knows",
-    .details = "Examples:\n"
-               "  kvpoolctl info\n"
-               "  kvpoolctl info --json | jq '.devices[] | select(.state != \"serving\")'",
+    .details =
+        "Memory: LIMIT is what pools and buffers may take together, LEFT what of it is free; each of their memories "
+        "takes whole pieces of the device (2 MiB of a GPU). OTHERS is what contexts and other processes had in use "
+        "when the device's executor started.\n\n"
+        "Examples:\n"
+        "  kvpoolctl info\n"
+        "  kvpoolctl info --json | jq '.devices[] | select(.state != \"serving\")'",
     .run = info_run,
 };

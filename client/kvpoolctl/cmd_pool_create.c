@@ -43,6 +43,7 @@ static error_t region_take(char *value, kvpool_region_spec *region) {
   static char name[] = "name", format[] = "format", layers[] = "layers", ratio[] = "ratio", width[] = "width",
               note[] = "note";
   char *const keys[] = {name, format, layers, ratio, width, note, NULL};
+  unsigned seen = 0;
   *region = (kvpool_region_spec){.num_layers = 1};
   while (*value != '\0') {
     char *part = value;
@@ -52,9 +53,19 @@ static error_t region_take(char *value, kvpool_region_spec *region) {
       return kvp_ctl_take_failed(&kvp_ctl_pool_create,
                                  "--region: '%s' is not one of name=, format=, layers=, ratio=, width=, note=", part);
     }
+    if ((seen & 1U << key) != 0) {
+      return kvp_ctl_take_failed(&kvp_ctl_pool_create,
+                                 "--region: %s= is there twice; a region is a --region of its own", keys[key]);
+    }
+    seen |= 1U << key;
     uint64_t number = 0;
-    if (key >= 2 && key <= 4 && !kvp_ctl_number_parse(text, UINT32_MAX, &number)) {
-      return kvp_ctl_take_failed(&kvp_ctl_pool_create, "--region: %s=%s is not a number", keys[key], text);
+    bool is_number = key >= 2 && key <= 4;
+    if (is_number && (!kvp_ctl_number_parse(text, UINT32_MAX, &number) || number == 0)) {
+      return kvp_ctl_take_failed(&kvp_ctl_pool_create, "--region: %s=%s: a number from 1 to %u is wanted", keys[key],
+                                 text, UINT32_MAX);
+    }
+    if (!is_number && text[0] == '\0') {
+      return kvp_ctl_take_failed(&kvp_ctl_pool_create, "--region: %s= is empty", keys[key]);
     }
     switch (key) {
     case 0:
@@ -86,7 +97,7 @@ static error_t region_take(char *value, kvpool_region_spec *region) {
 
 static error_t number_take(const char *option, const char *value, uint32_t *out) {
   uint64_t number = 0;
-  error_t failed = kvp_ctl_take_number(&kvp_ctl_pool_create, option, value, UINT32_MAX, &number);
+  error_t failed = kvp_ctl_take_count(&kvp_ctl_pool_create, option, value, UINT32_MAX, &number);
   *out = (uint32_t)number;
   return failed;
 }

@@ -68,11 +68,26 @@ static void pool_row(const struct kvp_ctl *ctl, struct kvp_ctl_table *table, con
   free(placements);
 }
 
+/* Pools of the configuration are made when their devices serve. */
+static bool is_starting(const struct kvp_ctl *ctl) {
+  kvpool_server_info *info;
+  if (kvpool_server_info_get(ctl->client, &info, NULL) != KVPOOL_OK) {
+    return false;
+  }
+  bool is_starting = false;
+  for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
+    is_starting = is_starting || kvpool_server_info_device(info, i)->state == KVPOOL_DEVICE_STARTING;
+  }
+  kvpool_server_info_destroy(info);
+  return is_starting;
+}
+
 static void pools_print(const struct kvp_ctl *ctl, const kvpool_pool_list *list) {
   static const char *const columns[] = {"POOL",     "KIND",          ">BLOCKS",      ">USED",     "",        ">FREE",
                                         "?>LEASED", "?>QUARANTINED", "?>BLOCK SIZE", "?>REGIONS", ">MEMORY", "~ON"};
   if (kvpool_pool_list_count(list) == 0) {
-    kvp_ctl_print("no pools; make one with `kvpoolctl pool create`\n");
+    kvp_ctl_print("%s\n", is_starting(ctl) ? "no pools yet: the daemon is starting"
+                                           : "no pools; make one with `kvpoolctl pool create`");
     return;
   }
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);

@@ -62,11 +62,7 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
     put->name = value;
     return 0;
   case ARGP_KEY_ARG:
-    if (state->arg_num > 1) {
-      return ARGP_ERR_UNKNOWN;
-    }
-    *(state->arg_num == 0 ? &put->target : &put->file) = value;
-    return 0;
+    return kvp_ctl_take_word(value, state, (const char **[]){&put->target, &put->file}, 2);
   default:
     return ARGP_ERR_UNKNOWN;
   }
@@ -87,7 +83,7 @@ static void on_event(void *context, const kvpool_session_event *event) {
 
 static int blocks_lease(struct put *put) {
   uint32_t per_block = put->target.region->tokens_per_block;
-  uint64_t count = (put->file.rows + per_block - 1) / per_block;
+  uint64_t count = put->file.rows / per_block + (put->file.rows % per_block != 0);
   uint32_t pool_blocks = kvpool_pool_num_blocks(put->target.pool);
   if (count > pool_blocks) {
     return kvp_ctl_refuse(put->ctl, "a larger pool, or fewer rows",
@@ -113,7 +109,7 @@ static int blocks_lease(struct put *put) {
     status = kvpool_plan_slot_mapping(put->blocks, put->block_count, per_block, 0, (int64_t)put->file.rows,
                                       put->slots, &error);
   }
-  return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail(put->ctl, &error);
+  return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail_session(put->ctl, put->session, &error);
 }
 
 static void report_add(kvpool_op_report *sum, const kvpool_op_report *report) {
@@ -137,16 +133,15 @@ static int rows_store(struct put *put) {
     kvpool_error error;
     if (kvp_ctl_interrupted()) {
       kvp_ctl_progress_end(&progress);
-      (void)fprintf(stderr, "kvpoolctl: interrupted after %llu rows; the blocks are free again\n",
-                    (unsigned long long)done);
-      exit_status = KVP_CTL_INTERRUPTED;
+      exit_status = kvp_ctl_tell_interrupted("interrupted after %llu rows; the blocks are free again",
+                                             (unsigned long long)done);
       break;
     }
     exit_status = kvp_ctl_rows_file_read(put->ctl, &put->file, piece, rows);
     if (exit_status == KVP_CTL_OK && kvpool_rows_store(put->session, &put->target.layer, rows, piece, row_bytes,
                                                        put->slots + done, piece, &report, &error) != KVPOOL_OK) {
       kvp_ctl_progress_end(&progress);
-      exit_status = kvp_ctl_fail(put->ctl, &error);
+      exit_status = kvp_ctl_fail_session(put->ctl, put->session, &error);
     }
     if (exit_status == KVP_CTL_OK) {
       report_add(&put->report, &report);
@@ -214,6 +209,7 @@ static void result_print(const struct put *put) {
  */
 
 static int hold(struct put *put) {
+  kvp_ctl_json_flush(put->ctl); /* whoever reads it goes by it while it is held */
   (void)fflush(stdout);
   kvp_ctl_interrupt_wait(put->ended);
   kvpool_error error;
@@ -256,7 +252,7 @@ static int put_run(struct kvp_ctl *ctl, int argc, char **argv) {
   if (arguments.file == NULL) {
     return kvp_ctl_usage(&kvp_ctl_put, "POOL/REGION[:LAYER] and a FILE are needed");
   }
-  kvp_ctl_interrupt_init();
+  kvp_ctl_interrupt_init(ctl);
   exit_status = kvp_ctl_connect(ctl);
   if (exit_status != KVP_CTL_OK) {
     return exit_status;
@@ -286,7 +282,8 @@ const struct kvp_ctl_command kvp_ctl_put = {
     .synopsis = "POOL/REGION[:LAYER] FILE",
     .details =
         "FILE holds raw BF16 rows, or is .npy of float32, float16 or uint16 (the bits of BF16); leading dimensions "
-        "are rows. Row i goes to the i-th slot of the leased blocks. Blocks belong to a session, which lives as "
+        "are rows; - is standard input. Row i goes to the i-th slot of the leased blocks. Blocks belong to a "
+        "session, which lives as "
         "long as this command: use --hold to keep them.\n\n"
         "Examples:\n"
         "  kvpoolctl put main/kv:0 latents.npy --hold\n"

@@ -3,11 +3,12 @@
  * seqlen_k 10000, seqlen_q 1024, block size 64, ratio 4, window = ring = 4096: 2500 compressed tokens in 157 blocks,
  * and a window of 4096 tokens that begins at 784 of the ring and wraps. Every expected figure below is arithmetic on
  * these lengths. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "client/kvpoolctl/command.h"
 #include "client/kvpoolctl/hint.h"
@@ -37,6 +38,9 @@ enum {
   history_begin = history_end - ring,
   ring_begin = history_begin % ring,
   parts_max = 2,
+  polls = 40,
+  poll_ms = 50,
+  clean_up_call_ms = 2000,
 };
 
 _Static_assert(ring_begin == 784, "the window's first token");
@@ -50,7 +54,8 @@ struct walkthrough_arguments {
 /* One region, what is stored to it and loaded from it, in logical order. */
 struct part {
   const char *name;
-  kvpool_pool *pool; /* temporary; NULL: not made */
+  char pool_name[64]; /* temporary, of a name that nobody else has; "": not asked for */
+  kvpool_pool *pool;  /* NULL: not made, or not known whether */
   uint64_t rows;
   size_t segments_expected;
   kvpool_segment *segments;
@@ -62,6 +67,8 @@ struct part {
   kvpool_op_report load;
   struct kvp_ctl_difference difference;
   char failure[160]; /* "" when it passed */
+  bool may_appear;   /* its making was not answered */
+  bool is_left;      /* the pool is still there, or may be */
 };
 
 struct walkthrough {
@@ -69,6 +76,7 @@ struct walkthrough {
   const struct walkthrough_arguments *arguments;
   kvpool_session *session;
   uint64_t seed;
+  uint64_t token; /* in the pools' names */
   struct part parts[parts_max];
 };
 
@@ -98,12 +106,12 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
 
 static int pool_make(struct walkthrough *walkthrough, struct part *part, kvpool_pool_kind kind, uint32_t block_tokens,
                      uint32_t blocks, uint32_t compression_ratio) {
-  char name[64];
-  (void)snprintf(name, sizeof name, "walkthrough-%d-%s", (int)getpid(), part->name);
+  (void)snprintf(part->pool_name, sizeof part->pool_name, "walkthrough-%016llx-%s",
+                 (unsigned long long)walkthrough->token, part->name);
   const kvpool_region_spec region = {
       .name = "kv", .format = "v41", .num_layers = 1, .compression_ratio = compression_ratio};
   const kvpool_pool_spec spec = {
-      .name = name,
+      .name = part->pool_name,
       .kind = kind,
       .block_size = block_tokens,
       .num_blocks = blocks,
@@ -113,8 +121,10 @@ static int pool_make(struct walkthrough *walkthrough, struct part *part, kvpool_
       .region_count = 1,
   };
   kvpool_error error;
-  if (kvpool_pool_create(walkthrough->ctl->client, &spec, &part->pool, &error) != KVPOOL_OK) {
+  kvpool_status status = kvpool_pool_create(walkthrough->ctl->client, &spec, &part->pool, &error);
+  if (status != KVPOOL_OK) {
     part->pool = NULL;
+    part->may_appear = status == KVPOOL_DEADLINE_EXCEEDED || status == KVPOOL_CANCELLED;
     return kvp_ctl_fail(walkthrough->ctl, &error);
   }
   return KVP_CTL_OK;
@@ -164,7 +174,7 @@ static int compressed_prepare(struct walkthrough *walkthrough, struct part *part
   if (status == KVPOOL_OK && total_k != compressed_tokens) {
     (void)snprintf(part->failure, sizeof part->failure, "the plan has %lld rows", (long long)total_k);
   }
-  return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail(walkthrough->ctl, &error);
+  return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail_session(walkthrough->ctl, walkthrough->session, &error);
 }
 
 static int window_prepare(struct walkthrough *walkthrough, struct part *part) {
@@ -177,7 +187,7 @@ static int window_prepare(struct walkthrough *walkthrough, struct part *part) {
   int32_t states[ring_blocks];
   kvpool_error error;
   if (kvpool_blocks_allocate(walkthrough->session, part->pool, ring_blocks, states, &error) != KVPOOL_OK) {
-    return kvp_ctl_fail(walkthrough->ctl, &error);
+    return kvp_ctl_fail_session(walkthrough->ctl, walkthrough->session, &error);
   }
   int32_t state = states[ring_blocks - 1];
   for (int32_t i = 0; i < ring; i++) {
@@ -200,7 +210,7 @@ static int part_run(struct walkthrough *walkthrough, struct part *part) {
                         &part->store, &error) != KVPOOL_OK ||
       kvpool_rows_load(walkthrough->session, &layer, &part->segments[0].src_block, part->segment_count, part->rows,
                        part->loaded, NULL, &part->load, &error) != KVPOOL_OK) {
-    return kvp_ctl_fail(walkthrough->ctl, &error);
+    return kvp_ctl_fail_session(walkthrough->ctl, walkthrough->session, &error);
   }
   kvp_ctl_latents_compare(part->source, part->loaded, part->rows * elements, &part->difference);
   return KVP_CTL_OK;
@@ -316,7 +326,7 @@ static int result_tell(const struct walkthrough *walkthrough) {
   }
   for (int i = 0; i < parts_max && !passed; i++) {
     if (walkthrough->parts[i].failure[0] != '\0') {
-      (void)fprintf(stderr, "kvpoolctl: %s: %s\n", walkthrough->parts[i].name, walkthrough->parts[i].failure);
+      kvp_ctl_warn("%s: %s", walkthrough->parts[i].name, walkthrough->parts[i].failure);
     }
   }
   return passed ? KVP_CTL_OK : KVP_CTL_CHECK_FAILED;
@@ -346,21 +356,83 @@ static int steps_run(struct walkthrough *walkthrough) {
   return KVP_CTL_OK;
 }
 
+/* A pool whose making was not answered in time may be made a moment later: its name is nobody else's. */
+static void pool_await(const struct walkthrough *walkthrough, struct part *part) {
+  for (int i = 0; i < polls && part->pool == NULL && part->may_appear; i++) {
+    kvpool_error error;
+    kvpool_status status = kvpool_pool_open(walkthrough->ctl->client, part->pool_name, &part->pool, &error);
+    if (status != KVPOOL_OK) {
+      part->pool = NULL;
+    }
+    if (status == KVPOOL_UNKNOWN_POOL) {
+      (void)nanosleep(&(struct timespec){.tv_nsec = poll_ms * 1000000L}, NULL);
+    } else if (status != KVPOOL_OK) {
+      break; /* nothing is to be had of this daemon */
+    }
+  }
+}
+
 /* The session is over, so that nobody holds blocks of the pool any more. */
 static int part_delete(const struct walkthrough *walkthrough, struct part *part) {
   int exit_status = KVP_CTL_OK;
   kvpool_error error;
-  if (part->pool != NULL && kvpool_pool_delete(part->pool, true, &error) != KVPOOL_OK) {
-    char hint[128];
-    (void)snprintf(hint, sizeof hint, "kvpoolctl pool delete --force %s", kvpool_pool_name(part->pool));
-    exit_status = kvp_ctl_fail_hint(walkthrough->ctl, &error, hint);
+  char hint[160];
+  (void)snprintf(hint, sizeof hint, "kvpoolctl pool delete --force %s", part->pool_name);
+  pool_await(walkthrough, part);
+  if (part->pool != NULL) {
+    kvpool_status status = KVPOOL_IN_USE; /* a step that was cut off runs to its end */
+    for (int i = 0; i < polls && status == KVPOOL_IN_USE; i++) {
+      (void)nanosleep(&(struct timespec){.tv_nsec = i == 0 ? 0 : poll_ms * 1000000L}, NULL);
+      status = kvpool_pool_delete(part->pool, true, &error);
+    }
+    /* Gone with its daemon, or deleted by somebody: either way it is not there. */
+    part->is_left = status != KVPOOL_OK && status != KVPOOL_UNKNOWN_POOL && status != KVPOOL_DISCONNECTED;
+    exit_status = part->is_left ? kvp_ctl_fail_hint(walkthrough->ctl, &error, hint) : KVP_CTL_OK;
+  } else if (part->may_appear) {
+    part->is_left = true;
+    kvp_ctl_warn("pool %s may still be made: `%s`", part->pool_name, hint);
   }
+  return exit_status;
+}
+
+static void part_deinit(struct part *part) {
   kvpool_pool_destroy(part->pool);
   free(part->segments);
   free(part->slots);
   free(part->source);
   free(part->loaded);
+}
+
+/* Before anything is said of the result: what is said may find nobody who reads it. has_failed: calls get a time of
+ * their own, as one that was too short may be what has failed. */
+static int clean_up(struct walkthrough *walkthrough, bool has_failed) {
+  int exit_status = KVP_CTL_OK;
+  if (has_failed && !kvp_ctl_interrupted()) {
+    kvpool_client_interrupt(walkthrough->ctl->client, clean_up_call_ms);
+  }
+  kvpool_session_close(walkthrough->session);
+  for (int i = 0; i < parts_max; i++) {
+    int deleted = part_delete(walkthrough, &walkthrough->parts[i]);
+    exit_status = exit_status == KVP_CTL_OK ? deleted : exit_status;
+  }
   return exit_status;
+}
+
+/* What one of these left that was killed: pools of its names that nobody holds blocks of. */
+static void left_tell(const struct walkthrough *walkthrough) {
+  static const char prefix[] = "walkthrough-";
+  kvpool_pool_list *list;
+  if (kvpool_pool_list_get(walkthrough->ctl->client, &list, NULL) != KVPOOL_OK) {
+    return;
+  }
+  for (size_t i = 0; i < kvpool_pool_list_count(list); i++) {
+    const kvpool_pool *pool = kvpool_pool_list_item(list, i);
+    if (strncmp(kvpool_pool_name(pool), prefix, sizeof prefix - 1) == 0 && kvpool_pool_leased_blocks(pool) == 0) {
+      kvp_ctl_warn("pool %s looks like one that a killed walkthrough has left: `kvpoolctl pool delete %s`",
+                   kvpool_pool_name(pool), kvpool_pool_name(pool));
+    }
+  }
+  kvpool_pool_list_destroy(list);
 }
 
 static int walkthrough_run(struct kvp_ctl *ctl, int argc, char **argv) {
@@ -372,23 +444,27 @@ static int walkthrough_run(struct kvp_ctl *ctl, int argc, char **argv) {
   if (!arguments.has_seed) {
     arguments.seed = (uint64_t)time(NULL);
   }
-  kvp_ctl_interrupt_init();
+  kvp_ctl_interrupt_init(ctl);
   exit_status = kvp_ctl_connect(ctl);
   if (exit_status != KVP_CTL_OK) {
     return exit_status;
   }
   struct walkthrough walkthrough = {.ctl = ctl, .arguments = &arguments, .seed = arguments.seed};
+  if (getrandom(&walkthrough.token, sizeof walkthrough.token, 0) != (ssize_t)sizeof walkthrough.token) {
+    return kvp_ctl_refuse(ctl, "try again", "no random bytes for the pools' names: %s", strerror(errno));
+  }
+  left_tell(&walkthrough);
   exit_status = steps_run(&walkthrough);
+  int cleaned = clean_up(&walkthrough, exit_status != KVP_CTL_OK);
   if (exit_status == KVP_CTL_OK) {
     exit_status = result_tell(&walkthrough);
+    exit_status = exit_status == KVP_CTL_OK ? cleaned : exit_status;
+  } else if (exit_status == KVP_CTL_INTERRUPTED) {
+    bool is_left = walkthrough.parts[0].is_left || walkthrough.parts[1].is_left;
+    (void)kvp_ctl_tell_interrupted(is_left ? "interrupted" : "interrupted; the temporary pools are deleted");
   }
-  kvpool_session_close(walkthrough.session);
   for (int i = 0; i < parts_max; i++) {
-    int deleted = part_delete(&walkthrough, &walkthrough.parts[i]);
-    exit_status = exit_status == KVP_CTL_OK ? deleted : exit_status;
-  }
-  if (exit_status == KVP_CTL_INTERRUPTED) {
-    (void)fputs("kvpoolctl: interrupted; the temporary pools are deleted\n", stderr);
+    part_deinit(&walkthrough.parts[i]);
   }
   return exit_status;
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/kvpoolctl/hint.h"
 #include "client/kvpoolctl/number.h"
 
 /* argp's own keys lie above. */
@@ -20,8 +21,10 @@ struct parse {
 
 static void usage_print(const struct kvp_ctl_command *command, const char *format, va_list arguments) {
   char text[text_bytes_max];
+  char hint[name_bytes_max];
   (void)vsnprintf(text, sizeof text, format, arguments);
-  (void)fprintf(stderr, "kvpoolctl: %s: %s\nhint: kvpoolctl %s --help\n", command->name, text, command->name);
+  (void)snprintf(hint, sizeof hint, "kvpoolctl %s --help", command->name);
+  (void)kvp_ctl_tell_usage(hint, "%s: %s", command->name, text);
 }
 
 int kvp_ctl_usage(const struct kvp_ctl_command *command, const char *format, ...) {
@@ -49,6 +52,40 @@ error_t kvp_ctl_take_number(const struct kvp_ctl_command *command, const char *o
                              (unsigned long long)max);
 }
 
+error_t kvp_ctl_take_count(const struct kvp_ctl_command *command, const char *option, const char *value, uint64_t max,
+                           uint64_t *out) {
+  if (kvp_ctl_number_parse(value, max, out) && *out > 0) {
+    return 0;
+  }
+  return kvp_ctl_take_failed(command, "--%s %s: a number from 1 to %llu is wanted", option, value,
+                             (unsigned long long)max);
+}
+
+error_t kvp_ctl_take_word(const char *value, const struct argp_state *state, const char **const *places,
+                          size_t count) {
+  if (state->arg_num >= count) {
+    return ARGP_ERR_UNKNOWN;
+  }
+  *places[state->arg_num] = value;
+  return 0;
+}
+
+/* The option's name; NULL: an argument. */
+static const char *option_name(const struct kvp_ctl_command *command, int key) {
+  for (const struct argp_option *option = command->options; option != NULL && option->name != NULL; option++) {
+    if (option->key == key) {
+      return option->name;
+    }
+  }
+  return NULL;
+}
+
+static error_t empty_failed(const struct kvp_ctl_command *command, int key) {
+  const char *name = option_name(command, key);
+  return name == NULL ? kvp_ctl_take_failed(command, "an argument is empty")
+                      : kvp_ctl_take_failed(command, "--%s: its value is empty", name);
+}
+
 static error_t take(int key, char *value, struct argp_state *state) {
   struct parse *parse = state->input;
   error_t result = ARGP_ERR_UNKNOWN;
@@ -60,7 +97,10 @@ static error_t take(int key, char *value, struct argp_state *state) {
     const char *word = state->next > 1 ? state->argv[state->next - 1] : "";
     return kvp_ctl_take_failed(parse->command, "option '%s' is not known, is ambiguous, or lacks its value", word);
   }
-  if (parse->command->take != NULL && (key == ARGP_KEY_ARG || (key > 0 && key < option_key_max))) {
+  bool is_own = key == ARGP_KEY_ARG || (key > 0 && key < option_key_max);
+  if (is_own && value != NULL && value[0] == '\0') {
+    result = empty_failed(parse->command, key);
+  } else if (is_own && parse->command->take != NULL) {
     result = parse->command->take(key, value, parse->arguments, state);
   }
   if (key == ARGP_KEY_ARG && result == ARGP_ERR_UNKNOWN) {

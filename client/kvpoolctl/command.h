@@ -19,8 +19,9 @@ struct kvp_ctl_command {
 
 extern const struct kvp_ctl_command kvp_ctl_info, kvp_ctl_pools, kvp_ctl_pool_create, kvp_ctl_pool_describe,
     kvp_ctl_pool_delete, kvp_ctl_sessions, kvp_ctl_blocks, kvp_ctl_put, kvp_ctl_get, kvp_ctl_dump, kvp_ctl_plan_range,
-    kvp_ctl_plan_slots, kvp_ctl_plan_new, kvp_ctl_plan_compressed, kvp_ctl_plan_visible, kvp_ctl_walkthrough,
-    kvp_ctl_version;
+    kvp_ctl_plan_slots, kvp_ctl_plan_new, kvp_ctl_plan_compressed, kvp_ctl_plan_visible, kvp_ctl_plan_swa,
+    kvp_ctl_plan_store, kvp_ctl_plan_pivots, kvp_ctl_plan_decode, kvp_ctl_plan_mirror, kvp_ctl_walkthrough,
+    kvp_ctl_doctor_command, kvp_ctl_version;
 
 /* The global options of main, which every command takes as well. */
 extern const struct argp kvp_ctl_global;
@@ -44,5 +45,11 @@ error_t kvp_ctl_take_failed(const struct kvp_ctl_command *command, const char *f
 /* An option's value as a number of at most max; an error is told. */
 error_t kvp_ctl_take_number(const struct kvp_ctl_command *command, const char *option, const char *value,
                             uint64_t max, uint64_t *out);
+/* The same, of at least 1. */
+error_t kvp_ctl_take_count(const struct kvp_ctl_command *command, const char *option, const char *value, uint64_t max,
+                           uint64_t *out);
+/* An argument (ARGP_KEY_ARG) of a command that takes at most `count`: the n-th goes to *places[n]. */
+error_t kvp_ctl_take_word(const char *value, const struct argp_state *state, const char **const *places,
+                          size_t count);
 
 #endif

@@ -27,6 +27,9 @@ struct kvp_ctl {
   kvpool_client *client; /* after kvp_ctl_connect */
 };
 
+/* The one of this process, for what has no other way to it; main sets it before anything else. */
+extern const struct kvp_ctl *kvp_ctl_this;
+
 /* KVP_CTL_OK, or the exit status with the error told. */
 int kvp_ctl_connect(struct kvp_ctl *ctl);
 
@@ -34,7 +37,10 @@ int kvp_ctl_connect(struct kvp_ctl *ctl);
 void *kvp_ctl_allocate(size_t count, size_t size);
 void *kvp_ctl_reallocate(void *memory, size_t count, size_t size);
 
-/* To standard output; main looks once, at the end, whether all of it could be written. */
+/* To standard output, cleaned of what is not for a terminal; main looks once, at the end, whether all of it could be
+ * written. */
 void kvp_ctl_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same to standard error, as a line that begins with the program's name. */
+void kvp_ctl_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -2,8 +2,15 @@
 #include "client/kvpoolctl/json.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+#include "client/kvpoolctl/text.h"
+
+static json_t *whole;
+static atomic_bool is_out;
 
 static void check(int failed) {
   if (failed != 0) {
@@ -17,7 +24,13 @@ void kvp_ctl_json_set(json_t *object, const char *key, json_t *value) {
 }
 
 void kvp_ctl_json_string(json_t *object, const char *key, const char *value) {
-  kvp_ctl_json_set(object, key, json_string(value));
+  json_t *string = json_string(value);
+  if (string == NULL) { /* not UTF-8 */
+    char *clean = kvp_ctl_clean(value, NULL);
+    string = json_string(clean);
+    free(clean);
+  }
+  kvp_ctl_json_set(object, key, string);
 }
 
 void kvp_ctl_json_integer(json_t *object, const char *key, int64_t value) {
@@ -52,8 +65,32 @@ json_t *kvp_ctl_json_int32_array(const int32_t *items, size_t count) {
 }
 
 void kvp_ctl_json_print(const struct kvp_ctl *ctl, json_t *document) {
+  (void)ctl;
+  if (atomic_load(&is_out)) {
+    json_decref(document);
+  } else if (whole == NULL) {
+    whole = document;
+  } else {
+    check(json_object_update(whole, document));
+    json_decref(document);
+  }
+}
+
+void kvp_ctl_json_flush(const struct kvp_ctl *ctl) {
   size_t flags = JSON_REAL_PRECISION(9) | (ctl->terminal.is_tty ? JSON_INDENT(2) : JSON_COMPACT);
-  (void)json_dumpf(document, stdout, flags); /* what could not be written is seen at the end */
+  if (whole == NULL || atomic_exchange(&is_out, true)) {
+    return;
+  }
+  (void)json_dumpf(whole, stdout, flags); /* what could not be written is seen at the end */
   (void)putchar('\n');
-  json_decref(document);
+  json_decref(whole);
+  whole = NULL;
+}
+
+void kvp_ctl_json_interrupted(void) {
+  static const char document[] = "{\"error\":{\"status\":\"cancelled\",\"text\":\"interrupted\"}}\n";
+  if (!atomic_exchange(&is_out, true)) {
+    ssize_t written = write(STDOUT_FILENO, document, sizeof document - 1);
+    (void)written; /* nothing is left to be done about it */
+  }
 }

@@ -18,7 +18,11 @@ void kvp_ctl_json_append(json_t *array, json_t *value);
 json_t *kvp_ctl_json_number(double value);
 json_t *kvp_ctl_json_int32_array(const int32_t *items, size_t count);
 
-/* Prints and frees it. */
+/* Takes it. What more than one call gives becomes members of one object. It is written by _flush, which main calls at
+ * the end; what is given later than that is dropped. */
 void kvp_ctl_json_print(const struct kvp_ctl *ctl, json_t *document);
+void kvp_ctl_json_flush(const struct kvp_ctl *ctl);
+/* For a program that ends where it stands, from any thread: says so, unless a document is out already. */
+void kvp_ctl_json_interrupted(void);
 
 #endif

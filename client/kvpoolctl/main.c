@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "client/kvpoolctl/command.h"
+#include "client/kvpoolctl/hint.h"
+#include "client/kvpoolctl/interrupt.h"
+#include "client/kvpoolctl/json.h"
 #include "client/kvpoolctl/number.h"
 
 enum { option_socket = 's', option_help = 'h', option_timeout = 0x100, option_json, option_version };
@@ -18,7 +21,10 @@ static const struct kvp_ctl_command *const commands[] = {
     &kvp_ctl_get,          &kvp_ctl_dump,
     &kvp_ctl_plan_range,   &kvp_ctl_plan_slots,
     &kvp_ctl_plan_new,     &kvp_ctl_plan_compressed,
-    &kvp_ctl_plan_visible, &kvp_ctl_walkthrough,
+    &kvp_ctl_plan_visible, &kvp_ctl_plan_swa,
+    &kvp_ctl_plan_store,   &kvp_ctl_plan_pivots,
+    &kvp_ctl_plan_decode,  &kvp_ctl_plan_mirror,
+    &kvp_ctl_walkthrough,  &kvp_ctl_doctor_command,
     &kvp_ctl_version,
 };
 
@@ -42,11 +48,16 @@ static error_t global_take(int key, char *value, struct argp_state *state) {
   switch (key) {
   case option_socket:
     input->ctl->socket = value;
+    if (value[0] == '\0') {
+      (void)kvp_ctl_tell_usage("kvpoolctl --help", "--socket: the path of the daemon's socket is wanted");
+      input->told = true;
+      return EINVAL;
+    }
     return 0;
   case option_timeout:
     if (!kvp_ctl_number_parse(value, timeout_ms_max, &number) || number == 0) {
-      (void)fprintf(stderr, "kvpoolctl: --timeout %s: 1 to %d milliseconds are wanted\nhint: kvpoolctl --help\n",
-                    value, timeout_ms_max);
+      (void)kvp_ctl_tell_usage("kvpoolctl --help", "--timeout %s: 1 to %d milliseconds are wanted", value,
+                               timeout_ms_max);
       input->told = true;
       return EINVAL;
     }
@@ -96,9 +107,8 @@ static error_t line_take(int key, char *value, struct argp_state *state) {
     return 0;
   case ARGP_KEY_ERROR:
     if (!line->global.told && !line->global.help) {
-      (void)fprintf(stderr,
-                    "kvpoolctl: option '%s' is not known, is ambiguous, or lacks its value\nhint: kvpoolctl --help\n",
-                    state->argv[state->next - 1]);
+      (void)kvp_ctl_tell_usage("kvpoolctl --help", "option '%s' is not known, is ambiguous, or lacks its value",
+                               state->argv[state->next - 1]);
     }
     return 0;
   default:
@@ -119,7 +129,8 @@ static void help_print(void) {
       "      --json         one JSON document on standard output, refusals and failures included\n"
       "  -h, --help\n"
       "      --version\n\n"
-      "Exit status: 0 done; 1 refused or failed; 2 wrong command line; 3 no daemon answers; 4 a check failed.\n"
+      "Exit status: 0 done; 1 refused or failed; 2 wrong command line; 3 no daemon answers; 4 a check failed;\n"
+      "130 interrupted.\n"
       "Environment: KVPOOLD_SOCKET, COLUMNS, NO_COLOR.\n");
 }
 
@@ -148,12 +159,8 @@ static int command_unknown(const char *word) {
                                commands[i]->name + length + 1);
     }
   }
-  if (used > 0) {
-    (void)fprintf(stderr, "kvpoolctl: '%s' wants one of:%s\nhint: kvpoolctl --help\n", word, known);
-  } else {
-    (void)fprintf(stderr, "kvpoolctl: no command '%s'\nhint: kvpoolctl --help lists them\n", word);
-  }
-  return KVP_CTL_USAGE;
+  return used > 0 ? kvp_ctl_tell_usage("kvpoolctl --help", "'%s' wants one of:%s", word, known)
+                  : kvp_ctl_tell_usage("kvpoolctl --help lists them", "no command '%s'", word);
 }
 
 static int run(struct kvp_ctl *ctl, int argc, char **argv) {
@@ -173,8 +180,7 @@ static int run(struct kvp_ctl *ctl, int argc, char **argv) {
     return kvp_ctl_version.run(ctl, 1, argv);
   }
   if (line.command == 0) {
-    (void)fprintf(stderr, "kvpoolctl: which command?\nhint: kvpoolctl --help lists them\n");
-    return KVP_CTL_USAGE;
+    return kvp_ctl_tell_usage("kvpoolctl --help lists them", "which command?");
   }
   int used = 0;
   const struct kvp_ctl_command *command = command_find(argc - line.command, argv + line.command, &used);
@@ -184,15 +190,31 @@ static int run(struct kvp_ctl *ctl, int argc, char **argv) {
   return command->run(ctl, argc - line.command - used + 1, argv + line.command + used - 1);
 }
 
+/* Before anything is parsed, so that what is wrong in front of it is told as a document too. */
+static bool json_is_wanted(int argc, char **argv) {
+  bool is_wanted = false;
+  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+    is_wanted = is_wanted || strcmp(argv[i], "--json") == 0;
+  }
+  return is_wanted;
+}
+
 int main(int argc, char **argv) {
   (void)setlocale(LC_ALL, "");
   (void)setlocale(LC_NUMERIC, "C"); /* numbers are read by programs too */
-  struct kvp_ctl ctl = {0};
+  struct kvp_ctl ctl = {.json = json_is_wanted(argc, argv)};
+  kvp_ctl_this = &ctl;
   kvp_ctl_terminal_init(&ctl.terminal);
   int exit_status = run(&ctl, argc, argv);
+  if (exit_status == KVP_CTL_INTERRUPTED) {
+    (void)kvp_ctl_tell_interrupted("interrupted");
+  }
+  kvp_ctl_interrupt_client(NULL);
   kvpool_client_destroy(ctl.client);
+  kvp_ctl_json_flush(&ctl);
+  errno = 0;
   if (fflush(stdout) != 0 || ferror(stdout) != 0) {
-    (void)fprintf(stderr, "kvpoolctl: standard output: %s\n", strerror(errno));
+    kvp_ctl_warn("standard output: %s", errno == 0 ? "it could not be written" : strerror(errno));
     exit_status = exit_status == KVP_CTL_OK ? KVP_CTL_FAILED : exit_status;
   }
   return exit_status;

@@ -2,6 +2,7 @@
 #include "client/kvpoolctl/npy.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +48,11 @@ static const char *parse_shape(const char *at, struct kvp_ctl_npy *out) {
     if (!isdigit((unsigned char)*at) || out->dims == kvp_ctl_npy_dims_max) {
       return NULL;
     }
+    errno = 0;
     out->shape[out->dims++] = strtoull(at, &end, 10);
+    if (errno != 0) {
+      return NULL;
+    }
     at = skip_space(end);
     if (*at == ',') {
       at = skip_space(at + 1);

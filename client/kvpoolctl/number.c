@@ -9,6 +9,8 @@
 
 enum { text_pieces_max = 10 };
 
+_Static_assert(kvp_ctl_list_max == 16777216, "what kvp_ctl_list_fault says");
+
 /* Up to `end`, which may be the string's. */
 static bool digits_parse(const char *text, const char *end, uint64_t max, uint64_t *out) {
   uint64_t value = 0;
@@ -58,6 +60,29 @@ bool kvp_ctl_list_parse(struct kvp_ctl_list *list, const char *text) {
     }
     if (*end == '\0') {
       return true;
+    }
+    text = end + 1;
+  }
+}
+
+const char *kvp_ctl_list_fault(const char *text) {
+  for (;;) {
+    const char *end = strchrnul(text, ',');
+    const char *dash = memchr(text, '-', (size_t)(end - text));
+    uint64_t first = 0;
+    uint64_t last = 0;
+    if (!digits_parse(text, dash == NULL ? end : dash, UINT64_MAX, &first) ||
+        (dash != NULL && !digits_parse(dash + 1, end, UINT64_MAX, &last))) {
+      return "a list like 0-15,32 is wanted";
+    }
+    if (first > INT32_MAX || last > INT32_MAX) {
+      return "numbers go up to 2147483647";
+    }
+    if (dash != NULL && last < first) {
+      return "a range begins with the smaller number";
+    }
+    if (*end == '\0') {
+      return "that is more than 16777216 numbers in all";
     }
     text = end + 1;
   }

@@ -20,6 +20,8 @@ bool kvp_ctl_number_parse(const char *text, uint64_t max, uint64_t *out);
 /* Appends what "0-15,32" names, both ends of a range included. False: not such a list, or more than
  * kvp_ctl_list_max in all. */
 bool kvp_ctl_list_parse(struct kvp_ctl_list *list, const char *text);
+/* What is wrong with a text that kvp_ctl_list_parse doesn't take. */
+const char *kvp_ctl_list_fault(const char *text);
 void kvp_ctl_list_append(struct kvp_ctl_list *list, int32_t item);
 void kvp_ctl_list_deinit(struct kvp_ctl_list *list);
 

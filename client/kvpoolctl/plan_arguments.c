@@ -36,6 +36,41 @@ static error_t sequence_take(struct kvp_ctl_plan_arguments *plan, char *value) {
   return 0;
 }
 
+/* "K,Q", "K,Q,STATE" or "K,Q,STATE,START". */
+static error_t ring_sequence_take(struct kvp_ctl_plan_arguments *plan, char *value) {
+  const size_t index = plan->sequence_count;
+  uint64_t numbers[4] = {0, 0, index, 0};
+  size_t count = 0;
+  bool is_good = true;
+  if (index == kvp_ctl_plan_sequences_max) {
+    return kvp_ctl_take_failed(plan->command, "more than %d sequences", kvp_ctl_plan_sequences_max);
+  }
+  for (char *piece = strsep(&value, ","); piece != NULL && is_good; piece = strsep(&value, ",")) {
+    is_good = count < 4 && kvp_ctl_number_parse(piece, count == 2 ? INT32_MAX : INT64_MAX, &numbers[count]);
+    count++;
+  }
+  if (!is_good || count < 2) {
+    return kvp_ctl_take_failed(plan->command, "--sequence: seqlen_k,seqlen_q[,state_id[,swa_valid_start]] is wanted");
+  }
+  plan->rings[plan->sequence_count++] = (kvpool_swa_sequence){.state_id = (int32_t)numbers[2],
+                                                              .seqlen_k = (int64_t)numbers[0],
+                                                              .seqlen_q = (int64_t)numbers[1],
+                                                              .swa_valid_start = (int64_t)numbers[3]};
+  return 0;
+}
+
+static error_t chunk_take(struct kvp_ctl_plan_arguments *plan, const char *value) {
+  uint64_t tokens = 0;
+  if (plan->sequence_count == kvp_ctl_plan_sequences_max) {
+    return kvp_ctl_take_failed(plan->command, "more than %d chunks", kvp_ctl_plan_sequences_max);
+  }
+  error_t failed = kvp_ctl_take_number(plan->command, "chunk", value, INT64_MAX, &tokens);
+  if (failed == 0) {
+    plan->chunks[plan->sequence_count++] = (int64_t)tokens;
+  }
+  return failed;
+}
+
 error_t kvp_ctl_plan_take(int key, char *value, void *arguments, const struct argp_state *state) {
   struct kvp_ctl_plan_arguments *plan = arguments;
   char *rest = NULL;
@@ -47,15 +82,25 @@ error_t kvp_ctl_plan_take(int key, char *value, void *arguments, const struct ar
   case kvp_ctl_plan_table:
     return kvp_ctl_list_parse(&plan->table, value)
                ? 0
-               : kvp_ctl_take_failed(plan->command, "--table %s: a list like 5,9,2 or 0-156 is wanted", value);
+               : kvp_ctl_take_failed(plan->command, "--table %s: %s", value, kvp_ctl_list_fault(value));
   case kvp_ctl_plan_per_block:
-    return kvp_ctl_take_number(plan->command, "per-block", value, INT32_MAX, &plan->per_block);
+    return kvp_ctl_take_count(plan->command, "per-block", value, INT32_MAX, &plan->per_block);
   case kvp_ctl_plan_destination:
     return kvp_ctl_take_number(plan->command, "destination", value, INT32_MAX, &plan->destination);
   case kvp_ctl_plan_ratio:
     return kvp_ctl_take_number(plan->command, "ratio", value, INT32_MAX, &plan->ratio);
   case kvp_ctl_plan_sequence:
     return sequence_take(plan, value);
+  case kvp_ctl_plan_ring_sequence:
+    return ring_sequence_take(plan, value);
+  case kvp_ctl_plan_window:
+    return kvp_ctl_take_number(plan->command, "window", value, INT32_MAX, &plan->window);
+  case kvp_ctl_plan_ring:
+    return kvp_ctl_take_number(plan->command, "ring", value, INT32_MAX, &plan->ring);
+  case kvp_ctl_plan_chunk:
+    return chunk_take(plan, value);
+  case kvp_ctl_plan_ranks:
+    return kvp_ctl_take_number(plan->command, "ranks", value, INT32_MAX, &plan->ranks);
   default:
     return ARGP_ERR_UNKNOWN;
   }
@@ -73,6 +118,14 @@ bool kvp_ctl_plan_table_default(struct kvp_ctl_list *table, uint64_t tokens, uin
     kvp_ctl_list_append(table, (*next)++);
   }
   return true;
+}
+
+size_t kvp_ctl_plan_run(const int32_t *items, size_t count) {
+  size_t rows = 1;
+  while (rows < count && items[rows] == (items[0] < 0 ? items[0] : items[rows - 1] + 1)) {
+    rows++;
+  }
+  return rows;
 }
 
 json_t *kvp_ctl_plan_segments_json(const kvpool_segment *segments, size_t count) {
@@ -101,7 +154,7 @@ void kvp_ctl_plan_segments_print(const struct kvp_ctl *ctl, const kvpool_segment
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", segment->src_end);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", segment->src_end - segment->src_begin);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d-%d", segment->dst_offset,
-                       segment->dst_offset + segment->src_end - segment->src_begin - 1);
+                       segment->dst_offset + (segment->src_end - segment->src_begin) - 1);
   }
   kvp_ctl_table_print(table);
 }

@@ -1,7 +1,8 @@
-/* Rows in a file. A file that is written appears under its name when it is whole, and not before. */
+/* Rows in a file: types converted to BF16 on the way in, and from float on the way out. */
 #include "client/kvpoolctl/rows_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -68,7 +69,7 @@ static bool rows_from_shape(const struct kvp_ctl_npy *header, uint32_t elements,
   return width == elements;
 }
 
-static int npy_open(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file) {
+static int npy_open(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file, uint64_t bytes) {
   struct kvp_ctl_npy header;
   char reason[128];
   if (!kvp_ctl_npy_read(file->stream, &header, reason, sizeof reason)) {
@@ -87,8 +88,76 @@ static int npy_open(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file) {
       used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%llu", i > 0 ? ", " : "",
                                (unsigned long long)header.shape[i]);
     }
-    return kvp_ctl_refuse(ctl, NULL, "%s: shape (%s) is not one of rows of %u elements", file->path, shape,
-                          file->elements);
+    return kvp_ctl_refuse(ctl, "the last dimensions make a row, the others count them",
+                          "%s: shape (%s) is not one of rows of %u elements", file->path, shape, file->elements);
+  }
+  long begin = ftell(file->stream);
+  uint64_t row_bytes = (uint64_t)file->elements * type_bytes(file->type);
+  if (begin < 0 || file->rows > (bytes - (uint64_t)begin) / row_bytes) {
+    return kvp_ctl_refuse(ctl, "it is cut off, or its header is not its own",
+                          "%s: it ends before its last row: %llu rows of %llu bytes, %llu bytes behind the header",
+                          file->path, (unsigned long long)file->rows, (unsigned long long)row_bytes,
+                          (unsigned long long)bytes - (unsigned long long)begin);
+  }
+  return KVP_CTL_OK;
+}
+
+static int read_failed(const struct kvp_ctl *ctl, const char *path) {
+  return kvp_ctl_refuse(ctl, "FILE has to be there, and readable; - is standard input", "%s: %s", path,
+                        strerror(errno));
+}
+
+/* What comes through a pipe, in a file without a name: how many rows there are has to be known before the first. */
+static FILE *spool(FILE *from) {
+  static uint8_t piece[1 << 16];
+  FILE *to = tmpfile();
+  size_t count;
+  while (to != NULL && (count = fread(piece, 1, sizeof piece, from)) > 0) {
+    if (fwrite(piece, 1, count, to) != count) {
+      break;
+    }
+  }
+  if (to != NULL && (ferror(from) != 0 || ferror(to) != 0 || fflush(to) != 0 || fseek(to, 0, SEEK_SET) != 0)) {
+    int failure = errno;
+    (void)fclose(to);
+    to = NULL;
+    errno = failure;
+  }
+  return to;
+}
+
+/* The stream, and how many bytes it has; what can't be told that of is refused. */
+static int stream_open(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file, uint64_t *bytes) {
+  bool is_standard = strcmp(file->path, "-") == 0;
+  struct stat status;
+  /* A pipe that nobody writes to yet is waited for; the wait ends with a signal. */
+  file->stream = is_standard ? fdopen(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0), "rb") : fopen(file->path, "rbe");
+  if (file->stream == NULL || fstat(fileno(file->stream), &status) != 0) {
+    return read_failed(ctl, file->path);
+  }
+  if (is_standard || S_ISFIFO(status.st_mode)) {
+    FILE *from = file->stream;
+    file->stream = spool(from);
+    if (file->stream == NULL || fstat(fileno(file->stream), &status) != 0) {
+      int exit_status = read_failed(ctl, file->path);
+      (void)fclose(from);
+      return exit_status;
+    }
+    (void)fclose(from);
+  } else if (!S_ISREG(status.st_mode)) {
+    return kvp_ctl_refuse(ctl, "a file of rows, or a pipe that they come through", "%s is a %s", file->path,
+                          S_ISDIR(status.st_mode) ? "directory" : "device, neither a file nor a pipe");
+  }
+  *bytes = (uint64_t)status.st_size;
+  return KVP_CTL_OK;
+}
+
+static int raw_open(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file, uint64_t bytes) {
+  uint64_t row_bytes = 2 * (uint64_t)file->elements;
+  file->rows = bytes / row_bytes;
+  if (bytes % row_bytes != 0) {
+    return kvp_ctl_refuse(ctl, types_hint, "%s: %llu bytes are not a whole number of BF16 rows of %llu bytes",
+                          file->path, (unsigned long long)bytes, (unsigned long long)row_bytes);
   }
   return KVP_CTL_OK;
 }
@@ -96,29 +165,13 @@ static int npy_open(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file) {
 int kvp_ctl_rows_file_open(const struct kvp_ctl *ctl, const char *path, uint32_t elements,
                            struct kvp_ctl_rows_file *out) {
   struct kvp_ctl_rows_file file = {.path = path, .type = KVP_CTL_ROW_BF16, .elements = elements};
-  file.stream = fopen(path, "rbe");
-  struct stat status;
-  if (file.stream == NULL || fstat(fileno(file.stream), &status) != 0) {
-    int exit_status = kvp_ctl_refuse(ctl, NULL, "%s: %s", path, strerror(errno));
-    kvp_ctl_rows_file_close(&file);
-    return exit_status;
-  }
-  uint64_t row_bytes = 2 * (uint64_t)elements;
-  int exit_status = KVP_CTL_OK;
-  if (!S_ISREG(status.st_mode)) {
-    exit_status = kvp_ctl_refuse(ctl, NULL, "%s is not a regular file", path);
-  } else if (kvp_ctl_npy_is(file.stream)) {
-    exit_status = npy_open(ctl, &file);
-  } else {
-    file.rows = (uint64_t)status.st_size / row_bytes;
-    if ((uint64_t)status.st_size % row_bytes != 0) {
-      exit_status =
-          kvp_ctl_refuse(ctl, types_hint, "%s: %lld bytes are not a whole number of BF16 rows of %llu bytes", path,
-                         (long long)status.st_size, (unsigned long long)row_bytes);
-    }
+  uint64_t bytes = 0;
+  int exit_status = stream_open(ctl, &file, &bytes);
+  if (exit_status == KVP_CTL_OK) {
+    exit_status = kvp_ctl_npy_is(file.stream) ? npy_open(ctl, &file, bytes) : raw_open(ctl, &file, bytes);
   }
   if (exit_status == KVP_CTL_OK && file.rows == 0) {
-    exit_status = kvp_ctl_refuse(ctl, NULL, "%s has no rows", path);
+    exit_status = kvp_ctl_refuse(ctl, "a row is what one slot holds", "%s has no rows", path);
   }
   if (exit_status != KVP_CTL_OK) {
     kvp_ctl_rows_file_close(&file);
@@ -133,7 +186,7 @@ int kvp_ctl_rows_file_read(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *
   size_t bytes = numbers * type_bytes(file->type);
   uint8_t *from = file->type == KVP_CTL_ROW_BF16 ? (uint8_t *)out : scratch(file, bytes);
   if (fread(from, 1, bytes, file->stream) != bytes) {
-    return kvp_ctl_refuse(ctl, NULL, "%s: %s", file->path,
+    return kvp_ctl_refuse(ctl, "it has become shorter, or can't be read any more", "%s: %s", file->path,
                           ferror(file->stream) != 0 ? strerror(errno) : "it ends before its last row");
   }
   for (size_t i = 0; i < numbers && file->type != KVP_CTL_ROW_BF16; i++) {
@@ -163,21 +216,12 @@ int kvp_ctl_rows_file_create(const struct kvp_ctl *ctl, const char *path, enum k
                              uint32_t elements, uint64_t rows, struct kvp_ctl_rows_file *out) {
   static const char *const descr[] = {"<u2", "<f4", "<f2", "|u1"};
   struct kvp_ctl_rows_file file = {.path = path, .type = type, .elements = elements, .rows = rows};
-  size_t part_bytes = strlen(path) + 16;
-  file.part = kvp_ctl_allocate(part_bytes, 1);
-  (void)snprintf(file.part, part_bytes, "%s.XXXXXX", path);
-  int fd = mkstemp(file.part);
-  if (fd < 0) {
-    free(file.part);
-    return kvp_ctl_refuse(ctl, NULL, "%s can't be written: %s", path, strerror(errno));
+  int exit_status = kvp_ctl_output_create(ctl, path, &file.output);
+  if (exit_status != KVP_CTL_OK) {
+    return exit_status;
   }
-  mode_t mask = umask(0); /* mkstemp's file is private; this one gets what any new file gets */
-  (void)umask(mask);
-  (void)fchmod(fd, 0666 & ~mask);
-  file.stream = fdopen(fd, "wb");
-  if (file.stream == NULL ||
-      (ends_with(path, ".npy") && !kvp_ctl_npy_write(file.stream, descr[type], rows, elements))) {
-    int exit_status = kvp_ctl_refuse(ctl, NULL, "%s can't be written: %s", path, strerror(errno));
+  if (ends_with(path, ".npy") && !kvp_ctl_npy_write(file.output.stream, descr[type], rows, elements)) {
+    exit_status = kvp_ctl_output_failed(ctl, path);
     kvp_ctl_rows_file_close(&file);
     return exit_status;
   }
@@ -187,8 +231,8 @@ int kvp_ctl_rows_file_create(const struct kvp_ctl *ctl, const char *path, enum k
 
 int kvp_ctl_rows_file_write_bytes(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file, const void *bytes,
                                   size_t count) {
-  if (fwrite(bytes, 1, count, file->stream) != count) {
-    return kvp_ctl_refuse(ctl, NULL, "%s can't be written: %s", file->path, strerror(errno));
+  if (fwrite(bytes, 1, count, file->output.stream) != count) {
+    return kvp_ctl_output_failed(ctl, file->path);
   }
   return KVP_CTL_OK;
 }
@@ -209,23 +253,13 @@ int kvp_ctl_rows_file_write(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file 
 }
 
 int kvp_ctl_rows_file_finish(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file) {
-  FILE *stream = file->stream;
-  file->stream = NULL;
-  if (fclose(stream) != 0 || rename(file->part, file->path) != 0) {
-    return kvp_ctl_refuse(ctl, NULL, "%s can't be written: %s", file->path, strerror(errno));
-  }
-  free(file->part);
-  file->part = NULL;
-  return KVP_CTL_OK;
+  return kvp_ctl_output_finish(ctl, &file->output);
 }
 
 void kvp_ctl_rows_file_close(struct kvp_ctl_rows_file *file) {
   if (file->stream != NULL) {
     (void)fclose(file->stream);
   }
-  if (file->part != NULL) {
-    (void)unlink(file->part);
-    free(file->part);
-  }
+  kvp_ctl_output_close(&file->output);
   free(file->scratch);
 }

@@ -4,14 +4,14 @@
 
 #include <stdio.h>
 
-#include "client/kvpoolctl/ctl.h"
+#include "client/kvpoolctl/output.h"
 
 enum kvp_ctl_row_type { KVP_CTL_ROW_BF16, KVP_CTL_ROW_FLOAT32, KVP_CTL_ROW_FLOAT16, KVP_CTL_ROW_BYTES };
 
 struct kvp_ctl_rows_file {
-  FILE *stream;
+  FILE *stream; /* what is read */
   const char *path;
-  char *part; /* what is written to until it is whole; NULL: a file that is read */
+  struct kvp_ctl_output output; /* what is written */
   enum kvp_ctl_row_type type;
   uint32_t elements; /* of a row; bytes where the type is bytes */
   uint64_t rows;
@@ -21,13 +21,14 @@ struct kvp_ctl_rows_file {
 
 const char *kvp_ctl_row_type_name(enum kvp_ctl_row_type type);
 
-/* Looks at the file and finds its rows of `elements` elements. KVP_CTL_OK, or the exit status with the error told. */
+/* path "-": standard input. Looks at the file - what comes through a pipe is read whole first - and finds its rows of
+ * `elements` elements. KVP_CTL_OK, or the exit status with the error told. */
 int kvp_ctl_rows_file_open(const struct kvp_ctl *ctl, const char *path, uint32_t elements,
                            struct kvp_ctl_rows_file *out);
 /* The next `count` rows as BF16 [count, elements]. */
 int kvp_ctl_rows_file_read(const struct kvp_ctl *ctl, struct kvp_ctl_rows_file *file, uint64_t count, uint16_t *out);
 
-/* .npy when the name ends so, else raw. Writes beside the file; _finish puts it in its place. */
+/* .npy when the name ends so, else raw. See output.h for what becomes of a file that is there. */
 int kvp_ctl_rows_file_create(const struct kvp_ctl *ctl, const char *path, enum kvp_ctl_row_type type,
                              uint32_t elements, uint64_t rows, struct kvp_ctl_rows_file *out);
 /* Values [count, elements], converted to the file's type. */

@@ -59,7 +59,7 @@ static void column_add(struct kvp_ctl_table *table, struct column *column, const
   check(column->column == NULL);
   if (table->terminal->has_colors) {
     check(scols_cell_set_color(scols_column_get_header(column->column),
-                               kvp_ctl_terminal_role(table->terminal, KVP_CTL_BOLD)));
+                               kvp_ctl_terminal_bare(kvp_ctl_terminal_role(table->terminal, KVP_CTL_BOLD))));
   }
 }
 
@@ -115,7 +115,7 @@ void kvp_ctl_table_cell(struct kvp_ctl_table *table, enum kvp_ctl_role role, con
   struct libscols_cell *cell = scols_line_get_cell(table->line, table->filled++);
   check(scols_cell_set_data(cell, text));
   if (table->terminal->has_colors && role != KVP_CTL_PLAIN) {
-    check(scols_cell_set_color(cell, kvp_ctl_terminal_role(table->terminal, role)));
+    check(scols_cell_set_color(cell, kvp_ctl_terminal_bare(kvp_ctl_terminal_role(table->terminal, role))));
   }
 }
 

@@ -40,7 +40,7 @@ static int layer_find(const struct kvp_ctl *ctl, char *name, struct kvp_ctl_targ
   }
   target->region = kvpool_pool_region(target->pool, (size_t)region);
   if (layer >= target->region->num_layers) {
-    return kvp_ctl_refuse(ctl, NULL, "region %s of pool %s has layers 0 to %u, not %llu", name,
+    return kvp_ctl_refuse(ctl, "layers are counted from 0", "region %s of pool %s has layers 0 to %u, not %llu", name,
                           kvpool_pool_name(target->pool), target->region->num_layers - 1, (unsigned long long)layer);
   }
   target->layer = (kvpool_layer){.pool = target->pool, .region = (uint32_t)region, .layer = (uint32_t)layer};
@@ -60,7 +60,8 @@ static int format_find(const struct kvp_ctl *ctl, struct kvp_ctl_target *target)
   }
   kvpool_server_info_destroy(info);
   if (!found) {
-    return kvp_ctl_refuse(ctl, NULL, "the daemon doesn't list the format %s of region %s", target->region->format,
+    return kvp_ctl_refuse(ctl, "`kvpoolctl info` lists the formats",
+                          "the daemon doesn't list the format %s of region %s", target->region->format,
                           target->region->name);
   }
   target->elements =
@@ -80,7 +81,10 @@ int kvp_ctl_target_open(const struct kvp_ctl *ctl, const char *text, struct kvp_
   }
   kvpool_error error;
   int exit_status = KVP_CTL_OK;
-  if (kvpool_pool_open(ctl->client, pool, &target.pool, &error) != KVPOOL_OK) {
+  if (pool[0] == '\0') {
+    exit_status = kvp_ctl_refuse(ctl, "`kvpoolctl pools --names --regions` lists them",
+                                 "which pool? POOL/REGION[:LAYER] is wanted, not '%s'", text);
+  } else if (kvpool_pool_open(ctl->client, pool, &target.pool, &error) != KVPOOL_OK) {
     exit_status = kvp_ctl_fail(ctl, &error);
   } else if (slash == NULL) {
     exit_status = region_unknown(ctl, target.pool, NULL);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 /* Last: term.h makes macros of ordinary words. */
@@ -42,9 +43,9 @@ static void size_init(struct kvp_ctl_terminal *terminal) {
   terminal->height = terminal->height < height_min ? (uint32_t)height_min : terminal->height;
 }
 
-static void escape_set(char out[kvp_ctl_escape_bytes_max], const char *escape) {
-  if (escape != NULL && strlen(escape) < kvp_ctl_escape_bytes_max) {
-    (void)snprintf(out, kvp_ctl_escape_bytes_max, "%s", escape);
+static void escape_set(const char *key, char out[kvp_ctl_escape_bytes_max], const char *escape) {
+  if (escape != NULL && strlen(escape) < kvp_ctl_escape_bytes_max - kvp_ctl_escape_key_bytes) {
+    (void)snprintf(out, kvp_ctl_escape_bytes_max, "%s%s", key, escape);
   }
 }
 
@@ -64,18 +65,23 @@ static void colors_init(struct kvp_ctl_terminal *terminal) {
   const char *foreground = capability("setaf");
   const char *reset = capability("sgr0");
   int color_count = tigetnum("colors");
-  if (foreground == NULL || reset == NULL || color_count < 8) {
+  uint64_t random = 0;
+  bool has_random = getrandom(&random, sizeof random, 0) == (ssize_t)sizeof random;
+  if (foreground == NULL || reset == NULL || color_count < 8 || !has_random) {
     return;
   }
+  (void)snprintf(terminal->key, sizeof terminal->key, "\x02%016llx\x03", (unsigned long long)random);
   terminal->has_colors = true;
-  escape_set(terminal->reset, reset);
-  escape_set(terminal->roles[KVP_CTL_BOLD], capability("bold"));
-  escape_set(terminal->roles[KVP_CTL_DIM], color_count >= colors_rich ? tiparm(foreground, 244) : capability("dim"));
+  escape_set(terminal->key, terminal->reset, reset);
+  escape_set(terminal->key, terminal->roles[KVP_CTL_BOLD], capability("bold"));
+  escape_set(terminal->key, terminal->roles[KVP_CTL_DIM],
+             color_count >= colors_rich ? tiparm(foreground, 244) : capability("dim"));
   for (int i = KVP_CTL_GOOD; i < kvp_ctl_role_count; i++) {
-    escape_set(terminal->roles[i], tiparm(foreground, role_colors[i]));
+    escape_set(terminal->key, terminal->roles[i], tiparm(foreground, role_colors[i]));
   }
   for (int i = 0; i < kvp_ctl_owner_colors; i++) {
-    escape_set(terminal->owners[i], tiparm(foreground, color_count >= colors_rich ? rich[i] : plain[i]));
+    escape_set(terminal->key, terminal->owners[i],
+               tiparm(foreground, color_count >= colors_rich ? rich[i] : plain[i]));
   }
 }
 
@@ -105,4 +111,8 @@ const char *kvp_ctl_terminal_owner(const struct kvp_ctl_terminal *terminal, size
 
 const char *kvp_ctl_terminal_reset(const struct kvp_ctl_terminal *terminal) {
   return terminal->reset;
+}
+
+const char *kvp_ctl_terminal_bare(const char *escape) {
+  return escape[0] == '\0' ? escape : escape + kvp_ctl_escape_key_bytes;
 }

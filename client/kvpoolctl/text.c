@@ -2,7 +2,12 @@
 #include "client/kvpoolctl/text.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
+#include <wchar.h>
+#include <wctype.h>
+
+#include "client/kvpoolctl/ctl.h"
 
 enum { bar_cells = 10, bar_shades = 3 };
 
@@ -84,4 +89,56 @@ struct kvp_ctl_text kvp_ctl_bar(const struct kvp_ctl_terminal *terminal, uint64_
 
 const char *kvp_ctl_plural(uint64_t count) {
   return count == 1 ? "" : "s";
+}
+
+/* The terminal's own escape sequence at the text's begin; NULL: there is none. */
+static const char *own_escape(const char *text, const struct kvp_ctl_terminal *terminal) {
+  if (terminal->key[0] == '\0' || strncmp(text, terminal->key, kvp_ctl_escape_key_bytes) != 0) {
+    return NULL;
+  }
+  const char *found = kvp_ctl_terminal_reset(terminal);
+  bool is_found = strncmp(text, found, strlen(found)) == 0;
+  for (int i = 0; i < kvp_ctl_role_count && !is_found; i++) {
+    found = kvp_ctl_terminal_role(terminal, (enum kvp_ctl_role)i);
+    is_found = found[0] != '\0' && strncmp(text, found, strlen(found)) == 0;
+  }
+  for (size_t i = 0; i < kvp_ctl_owner_colors && !is_found; i++) {
+    found = kvp_ctl_terminal_owner(terminal, i);
+    is_found = found[0] != '\0' && strncmp(text, found, strlen(found)) == 0;
+  }
+  return is_found ? found : NULL;
+}
+
+/* Bytes of the printable character there; 0: what is there is none. */
+static size_t printable_length(const char *text, size_t bytes) {
+  wchar_t wide = 0;
+  mbstate_t state = {0};
+  size_t length = mbrtowc(&wide, text, bytes, &state);
+  bool is_whole = length > 0 && length <= bytes;
+  return is_whole && (wide == L'\n' || wide == L'\t' || iswprint((wint_t)wide)) ? length : 0;
+}
+
+char *kvp_ctl_clean(const char *text, const struct kvp_ctl_terminal *keep) {
+  enum { escaped_bytes = 4 }; /* "\x1b" */
+  size_t left = strlen(text);
+  char *out = kvp_ctl_allocate(escaped_bytes * left + 1, 1);
+  size_t used = 0;
+  while (left > 0) {
+    const char *own = keep == NULL ? NULL : own_escape(text, keep);
+    size_t length = own == NULL ? printable_length(text, left) : strlen(own);
+    if (own != NULL) {
+      size_t bare = strlen(kvp_ctl_terminal_bare(own));
+      memcpy(out + used, kvp_ctl_terminal_bare(own), bare);
+      used += bare;
+    } else if (length > 0) {
+      memcpy(out + used, text, length);
+      used += length;
+    } else {
+      length = 1;
+      used += (size_t)snprintf(out + used, escaped_bytes + 1, "\\x%02x", (unsigned)(unsigned char)*text);
+    }
+    text += length;
+    left -= length;
+  }
+  return out;
 }

@@ -23,6 +23,9 @@ uint64_t kvp_ctl_age_ns(uint64_t unix_ns);
 struct kvp_ctl_text kvp_ctl_percent(uint64_t part, uint64_t whole);
 /* A bar of 10 cells; a part that is not zero is seen. */
 struct kvp_ctl_text kvp_ctl_bar(const struct kvp_ctl_terminal *terminal, uint64_t part, uint64_t whole);
+/* A text of somebody else's as it may go to a terminal: what can't be printed, but for newlines and tabs, stands there
+ * as \xNN. keep: a terminal whose own escape sequences stay; NULL: none. Caller frees. */
+char *kvp_ctl_clean(const char *text, const struct kvp_ctl_terminal *keep);
 /* What "block" wants behind it: "s", or "" for one. */
 const char *kvp_ctl_plural(uint64_t count);
 

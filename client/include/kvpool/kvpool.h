@@ -9,13 +9,19 @@
  *   Ownership   kvpool_*_new, _open, _create and _connect give an object that the matching _destroy, _close or _release
  *               takes back; both accept NULL. Pointers that an accessor returns live as long as their object.
  *   Errors      Calls that can fail return a kvpool_status and fill the kvpool_error they are given (NULL: not wanted).
- *               Outputs are set on success only. There is no global state.
+ *               Outputs are set on success only. There is no global state. What comes from outside - sizes, slots,
+ *               names, answers - is checked and refused; NULL for a handle, or where a pointer isn't said to take it,
+ *               is the program's own bug and ends it (assert).
  *   Threads     One kvpool_client may be used by any number of threads at once. A kvpool_step or kvpool_queue belongs
  *               to one thread at a time. Callbacks run on the library's own thread, one at a time, in order of
  *               occurrence; a blocking call from inside a callback is refused (KVPOOL_INVALID_ARGUMENT).
  *   Blocking    A call that talks to the daemon blocks until the answer, at most the client's timeout
  *               (KVPOOL_DEADLINE_EXCEEDED: it may or may not have happened); one that moves data in pieces, at most the
- *               timeout for each piece. Asynchronous calls say so.
+ *               timeout for each piece, and one that asks in parts (kvpool_block_map_get), for each part. What closes
+ *               or destroys never fails: it waits for the daemon at most the timeout, kvpool_client_destroy not at
+ *               all, and a moment (0.2 s) more for what it cancels; what a daemon that hangs still holds on to is taken
+ *               down behind its back, when that ends or goes on. A callback that is running is waited for however long
+ *               it takes. Asynchronous calls say so.
  *   Arrays      int32 slots, block ids and segments in host byte order (little-endian hosts only).
  */
 #ifndef KVPOOL_KVPOOL_H
@@ -109,17 +115,25 @@ typedef struct kvpool_connect_options {
 } kvpool_connect_options;
 
 /* target: a unix socket's path, or "unix:PATH"; NULL: $KVPOOLD_SOCKET, else /run/kvpoold/kvpoold.sock. options NULL:
- * the defaults. Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_VERSION_MISMATCH,
- * KVPOOL_DEADLINE_EXCEEDED.
+ * the defaults. Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_PERMISSION_DENIED (the socket may not be
+ * opened by this user), KVPOOL_INVALID_ARGUMENT (not a unix socket's path, or options of another size),
+ * KVPOOL_VERSION_MISMATCH, KVPOOL_MALFORMED (no kvpoold), KVPOOL_DEADLINE_EXCEEDED.
  *
- * A client reconnects by itself: a call after the daemon came back is served. Sessions don't come back with it: their
- * calls end with KVPOOL_UNKNOWN_SESSION, and their event callback has told what was lost. */
+ * A client reconnects by itself: a call after the daemon came back is served. Nothing else comes back with it.
+ * Sessions are over: their calls end with KVPOOL_UNKNOWN_SESSION, and their event callback has told what was lost. Pool
+ * handles name pools of the daemon before: whatever takes one ends with KVPOOL_UNKNOWN_POOL, also when the new daemon
+ * has a pool of that name, which kvpool_pool_open finds. A pool's id is never given twice, by no other daemon either.
+ */
 KVPOOL_API kvpool_status kvpool_client_connect(const char *target, const kvpool_connect_options *options,
                                                kvpool_client **out, kvpool_error *error);
 /* Sessions and queues of this client must be closed before (a session still open is closed with it, by force; steps
  * still under way end with KVPOOL_CANCELLED). Handles left over stay valid, to be given back in any order. Not from
  * inside a callback. */
 KVPOOL_API void kvpool_client_destroy(kvpool_client *client);
+/* For a program that was told to stop: every call under way, of whatever thread, ends at once (KVPOOL_CANCELLED; it
+ * may or may not have happened), sessions and queues end with theirs. Calls made after it are served, and wait
+ * timeout_ms at most (0: they don't wait), so that there is time to clean up. From any thread, callbacks included. */
+KVPOOL_API void kvpool_client_interrupt(kvpool_client *client, uint32_t timeout_ms);
 
 /* ---- the daemon ---------------------------------------------------------------------------------------------------
  */
@@ -128,20 +142,28 @@ typedef enum kvpool_device_state {
   KVPOOL_DEVICE_STARTING = 0,
   KVPOOL_DEVICE_SERVING = 1,
   KVPOOL_DEVICE_RESTARTING = 2,
-  KVPOOL_DEVICE_STOPPED = 3
+  KVPOOL_DEVICE_STOPPED = 3,
+  KVPOOL_DEVICE_WAITING = 4 /* others have to go before it can serve: waiting_for */
 } kvpool_device_state;
 
 typedef struct kvpool_device_info {
-  char name[64]; /* "host:0" */
+  char name[64]; /* "host:0", "cuda:0" */
   kvpool_device_state state;
   uint64_t executor_pid;
-  uint64_t restarts; /* executors lost since the daemon started */
-  uint64_t memory_limit_bytes;
-  uint64_t pool_bytes;
-  uint64_t buffer_bytes;
+  uint64_t restarts;           /* executors lost since the daemon started */
+  uint64_t memory_limit_bytes; /* what pools and buffers may take together */
+  uint64_t pool_bytes;         /* taken by pools: each region a multiple of memory_granularity_bytes */
+  uint64_t buffer_bytes;       /* taken by buffers: each a multiple of memory_granularity_bytes */
   uint64_t steps_in_flight;
   uint64_t steps_done;
   char description[256];
+  char driver[64];              /* "580.95.05, CUDA 13.0"; "" for a host */
+  bool mps;                     /* its contexts are clients of an MPS server */
+  uint64_t memory_bytes;        /* what the device has in all; 0 before its first executor was ready */
+  uint64_t memory_left_bytes;   /* of memory_limit_bytes */
+  uint64_t memory_others_bytes; /* in use by contexts and other processes when its latest executor became ready */
+  uint64_t memory_granularity_bytes;
+  char waiting_for[384]; /* KVPOOL_DEVICE_WAITING: why, in its executor's words; "" otherwise */
 } kvpool_device_info;
 
 /* One entry of the format catalogue. Field by field FORMATS.md's descriptor and the sizes that follow from it. */
@@ -221,7 +243,8 @@ typedef struct kvpool_region_info {
   uint64_t region_bytes;
 } kvpool_region_info;
 
-/* A pool as it was when it was asked for; kvpool_pool_refresh asks again. */
+/* A pool as it was when it was asked for; kvpool_pool_refresh asks again. Of a pool that was deleted since, or whose
+ * daemon is gone, every call with it is KVPOOL_UNKNOWN_POOL. */
 typedef struct kvpool_pool kvpool_pool;
 
 /* An operator's right. The daemon makes and reserves the memory before it answers. Refused: KVPOOL_ALREADY_EXISTS,
@@ -334,14 +357,16 @@ KVPOOL_API const kvpool_session_info *kvpool_session_list_item(const kvpool_sess
 /* ---- blocks -------------------------------------------------------------------------------------------------------
  */
 
-/* All or nothing. out: int32[count], caller's. KVPOOL_OUT_OF_BLOCKS and KVPOOL_QUOTA_EXCEEDED name the numbers. */
+/* All or nothing. out: int32[count], caller's. KVPOOL_OUT_OF_BLOCKS and KVPOOL_QUOTA_EXCEEDED name the numbers.
+ * count 0: KVPOOL_INVALID_ARGUMENT. More than one answer holds (about a million): KVPOOL_TOO_LARGE. */
 KVPOOL_API kvpool_status kvpool_blocks_allocate(kvpool_session *session, const kvpool_pool *pool, uint32_t count,
                                                 int32_t *out, kvpool_error *error);
 /* Exactly [first, first + count), for a scheduler with an allocator of its own. KVPOOL_IN_USE names the first block
- * that is not free. */
+ * that is not free. count as above. */
 KVPOOL_API kvpool_status kvpool_blocks_allocate_range(kvpool_session *session, const kvpool_pool *pool,
                                                       uint32_t first_block, uint32_t count, kvpool_error *error);
-/* The blocks return to the pool when every step accepted before has retired. */
+/* The blocks return to the pool when every step accepted before has retired. All or nothing: a block that is not this
+ * session's, or is named twice, is refused with its position. */
 KVPOOL_API kvpool_status kvpool_blocks_free(kvpool_session *session, const kvpool_pool *pool, const int32_t *blocks,
                                             uint32_t count, kvpool_error *error);
 
@@ -384,7 +409,8 @@ KVPOOL_API kvpool_status kvpool_buffer_write(kvpool_buffer *buffer, uint64_t off
                                              uint64_t bytes, kvpool_error *error);
 KVPOOL_API kvpool_status kvpool_buffer_read(kvpool_buffer *buffer, uint64_t offset_bytes, void *out, uint64_t bytes,
                                             kvpool_error *error);
-/* Its memory goes when the steps that use it have retired. The handle is gone whatever is returned. */
+/* Its memory goes when the steps that use it have retired. The handle is gone whatever is returned; where that is an
+ * error, from inside a callback for one (KVPOOL_INVALID_ARGUMENT), the memory stays until the session ends. */
 KVPOOL_API kvpool_status kvpool_buffer_release(kvpool_buffer *buffer, kvpool_error *error);
 KVPOOL_API uint64_t kvpool_buffer_id(const kvpool_buffer *buffer);
 KVPOOL_API uint64_t kvpool_buffer_bytes(const kvpool_buffer *buffer);
@@ -501,7 +527,8 @@ KVPOOL_API kvpool_status kvpool_rows_store(kvpool_session *session, const kvpool
                                            uint64_t row_count, uint32_t row_bytes, const int32_t *slots,
                                            size_t slot_count, kvpool_op_report *report, kvpool_error *error);
 /* Blocking load into this process. segments: int32[m, 4]. rows: [total_k, loaded_row_bytes]; scales: [total_k,
- * loaded_scale_bytes] or NULL when the format has none. Uncovered rows become zero. */
+ * loaded_scale_bytes] or NULL when the format has none. Uncovered rows become zero. KVPOOL_TOO_LARGE: outputs of more
+ * than 1 GiB, or more segments than one message holds (about 260,000); use several calls, or steps. */
 KVPOOL_API kvpool_status kvpool_rows_load(kvpool_session *session, const kvpool_layer *layer, const int32_t *segments,
                                           size_t segment_count, uint64_t total_k, void *rows, void *scales,
                                           kvpool_op_report *report, kvpool_error *error);
@@ -534,7 +561,9 @@ KVPOOL_API kvpool_status kvpool_blocks_dump(kvpool_client *client, const kvpool_
 /* ---- planners: CPU only, no daemon --------------------------------------------------------------------------------
  */
 /* All of them check int32 overflow and refuse with the values in the text; they allocate nothing and are linear in
- * their output. Where an output is sized by a count, calling with out = NULL gives the count only. */
+ * their output. Where an output is sized by a count that they give (*count), calling with out = NULL gives the count,
+ * and everything else that is wanted, without it; out_max is not looked at then. Other outputs can't be NULL. An input
+ * of no elements may be NULL. What was too small for a plan, or of a plan that is refused, is not written to. */
 
 /* A load plan's element, int32[4] in memory. */
 typedef struct kvpool_segment {
@@ -582,10 +611,93 @@ KVPOOL_API kvpool_status kvpool_plan_compressed(const kvpool_sequence *sequences
                                                 kvpool_error *error);
 
 /* Per query row of the batch the visible compressed columns [ks, ke): ks = cu_seqlens[i], ke = ks + min(n_i,
- * floor((position + 1) / ratio)), position counted from the sequence's begin. ks, ke: int32[sum of seqlen_q]. */
+ * floor((position + 1) / ratio)), position counted from the sequence's begin. ks, ke: int32[sum of seqlen_q]
+ * (out_max: room of each). cu_seqlens: kvpool_plan_compressed's for the same batch, int32[sequence_count + 1], each of
+ * which is checked; block tables are not looked at. */
 KVPOOL_API kvpool_status kvpool_plan_compressed_visible(const kvpool_sequence *sequences, size_t sequence_count,
                                                         uint32_t ratio, const int32_t *cu_seqlens, int32_t *ks,
                                                         int32_t *ke, size_t out_max, kvpool_error *error);
+
+/* One sequence of a batch whose sliding window (SWA) lives in a ring pool. */
+typedef struct kvpool_swa_sequence {
+  int32_t state_id; /* its block of the ring pool; token t lies at slot state_id * ring_tokens + t % ring_tokens */
+  int64_t seqlen_k; /* tokens after this chunk */
+  int64_t seqlen_q; /* tokens of this chunk */
+  int64_t swa_valid_start; /* the first token whose row the ring was given; those before it read as zero rows */
+} kvpool_swa_sequence;
+
+/* The SWA planners follow OPS section 3. Of all of them: window and ring_tokens (tokens_per_block of the ring region)
+ * are in [1, 2^31), window <= ring_tokens; 0 <= seqlen_q <= seqlen_k; swa_valid_start >= 0, past seqlen_k too (nothing
+ * is valid then). A ring whose last slot passes 2^31 - 1 is refused, a batch whose rows do so as well. An error about a
+ * sequence has its index as position, and the field's name as array. */
+
+/* Load plan of the history that a prefill chunk sees, `window` rows a sequence, always: sequence i fills rows
+ * [i * window, (i + 1) * window), in logical order. history_end = seqlen_k - seqlen_q; padding =
+ * clamp(swa_valid_start - (history_end - window), 0, window) zero rows, then the ring's rows of [history_end - window +
+ * padding, history_end): at most three segments.
+ *   out       segments, *count of them (out_max: room)
+ *   *total_k  rows of the plan, sequence_count * window; NULL: not wanted */
+KVPOOL_API kvpool_status kvpool_plan_swa(const kvpool_swa_sequence *sequences, size_t sequence_count, uint32_t window,
+                                         uint32_t ring_tokens, kvpool_segment *out, size_t out_max, size_t *count,
+                                         int64_t *total_k, kvpool_error *error);
+
+/* Slots that a chunk's new rows go to, sequence after sequence: token j of seqlen_q to state_id * ring_tokens +
+ * (seqlen_k - seqlen_q + j) % ring_tokens, or -1 when j < seqlen_q - ring_tokens: the chunk itself would overwrite it.
+ *   out  int32[*count], *count = sum of seqlen_q (out_max: room) */
+KVPOOL_API kvpool_status kvpool_plan_swa_slots(const kvpool_swa_sequence *sequences, size_t sequence_count,
+                                               uint32_t ring_tokens, int32_t *out, size_t out_max, size_t *count,
+                                               kvpool_error *error);
+
+/* The keys of one prefill query, int32[4] in memory, as expand_swa_index takes them: columns [offset1, offset1 + len1)
+ * and then [offset2, offset2 + len2) of the assembled buffer. */
+typedef struct kvpool_swa_pivot {
+  int32_t offset1; /* history */
+  int32_t len1;
+  int32_t offset2; /* the chunk's own rows */
+  int32_t len2;
+} kvpool_swa_pivot;
+
+/* Pivots of a prefill, one for each query, sequence after sequence. Sequence i's history is kvpool_plan_swa's, its
+ * chunk begins at column S + q_start_i, S = sequence_count * window, q_start_i = sum of seqlen_q before it. Query j
+ * sees `window` keys, its own included, as far as they are valid: cur = min(j + 1, window) of the chunk, hist =
+ * min(window - cur, history rows that are not padding) -> [(i + 1) * window - hist, hist, S + q_start_i + j + 1 - cur,
+ * cur].
+ * state_id is not looked at.
+ *   out  pivots, *count of them = sum of seqlen_q (out_max: room) */
+KVPOOL_API kvpool_status kvpool_plan_swa_pivots(const kvpool_swa_sequence *sequences, size_t sequence_count,
+                                                uint32_t window, kvpool_swa_pivot *out, size_t out_max, size_t *count,
+                                                kvpool_error *error);
+
+/* The window of one decode query, int32[2] in memory, as swa_index_decode takes it. */
+typedef struct kvpool_swa_window {
+  int32_t start_slot; /* of the oldest key; the others follow, wrapping at the ring's end */
+  int32_t valid_length;
+} kvpool_swa_window;
+
+/* Windows of the new tokens of a decode batch, sequence after sequence; their rows are in the ring already. Query j:
+ * L = seqlen_k - seqlen_q + j + 1, n = clamp(L - swa_valid_start, 0, window) -> [state_id * ring_tokens + (L - n) %
+ * ring_tokens, n]. ring_tokens < window + seqlen_q - 1 is refused: the last of the new tokens lie where the first one's
+ * window was.
+ *   out  windows, *count of them = sum of seqlen_q (out_max: room) */
+KVPOOL_API kvpool_status kvpool_plan_swa_decode(const kvpool_swa_sequence *sequences, size_t sequence_count,
+                                                uint32_t window, uint32_t ring_tokens, kvpool_swa_window *out,
+                                                size_t out_max, size_t *count, kvpool_error *error);
+
+/* Context-parallel prefill in mirror order (OPS section 3): each sequence's chunk is padded to 2 * ranks equal pieces
+ * of ceil(seqlen_q / (2 * ranks)) tokens, and rank r holds pieces r and 2 * ranks - 1 - r, so that every rank has early
+ * and late tokens. seqlens_q: int64[sequence_count]; the chunks lie one behind the other, row q_start_i + t is token t
+ * of sequence i. Padded rows of all ranks together are at most 2^31 - 1.
+ *
+ * Rows that `rank` holds, sequence after sequence, -1 for padding; every rank has as many.
+ *   out  int32[*count], rows of the packed chunks (out_max: room) */
+KVPOOL_API kvpool_status kvpool_plan_mirror(const int64_t *seqlens_q, size_t sequence_count, uint32_t ranks,
+                                            uint32_t rank, int32_t *out, size_t out_max, size_t *count,
+                                            kvpool_error *error);
+/* What undoes it after a gather of the ranks' rows, rank 0 first: for each row of the packed chunks the gathered row
+ * that holds it, never -1. It is the gather index that assemble takes.
+ *   out  int32[*count], *count = sum of seqlens_q (out_max: room) */
+KVPOOL_API kvpool_status kvpool_plan_mirror_reverse(const int64_t *seqlens_q, size_t sequence_count, uint32_t ranks,
+                                                    int32_t *out, size_t out_max, size_t *count, kvpool_error *error);
 
 #ifdef __cplusplus
 }

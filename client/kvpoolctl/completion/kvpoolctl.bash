@@ -1,12 +1,31 @@
 # Completion of kvpoolctl for bash. Commands and options come from its --help, pools and regions from the daemon.
 
-# Options of the command line up to the cursor that decide which daemon is asked.
+# The line up to the cursor as kvpoolctl will see it, in the caller's `words`: readline takes --kind=ring apart.
+__kvpoolctl_words() {
+  local i glue=0
+  words=()
+  for ((i = 0; i <= COMP_CWORD; i++)); do
+    if [[ ${COMP_WORDS[i]} == = && ${words[-1]} == --* ]]; then
+      words[-1]+="="
+      glue=1
+    elif ((glue)); then
+      words[-1]+=${COMP_WORDS[i]}
+      glue=0
+    else
+      words+=("${COMP_WORDS[i]}")
+    fi
+  done
+}
+
+# Options of the caller's `words` that decide which daemon is asked.
 __kvpoolctl_daemon() {
   local i
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    if [[ ${COMP_WORDS[i]} == -s || ${COMP_WORDS[i]} == --socket ]]; then
-      printf '%s\n' --socket "${COMP_WORDS[i + 1]}"
-    fi
+  for ((i = 1; i < ${#words[@]} - 1; i++)); do
+    case ${words[i]} in
+      -s | --socket) printf '%s\n' --socket "${words[i + 1]}" ;;
+      --socket=*) printf '%s\n' --socket "${words[i]#*=}" ;;
+      -s?*) printf '%s\n' --socket "${words[i]#-s}" ;;
+    esac
   done
 }
 
@@ -29,27 +48,42 @@ __kvpoolctl_reply() {
   mapfile -t COMPREPLY < <(compgen -W "$1" -- "$2")
 }
 
-_kvpoolctl() {
-  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} commands command=() i arguments=0
-  COMPREPLY=()
-  case $previous in
-    -s | --socket) mapfile -t COMPREPLY < <(compgen -f -- "$current") && return ;;
-    --kind) __kvpoolctl_reply "paged ring" "$current" && return ;;
-    --as) __kvpoolctl_reply "bf16 float32 float16 record memory" "$current" && return ;;
+# The value of an option, if that is what stands there. False: it isn't.
+__kvpoolctl_value() {
+  case $1 in
+    -s | --socket | --root) mapfile -t COMPREPLY < <(compgen -f -- "$2") ;;
+    --kind) __kvpoolctl_reply "paged ring" "$2" ;;
+    --as) __kvpoolctl_reply "bf16 float32 float16 record memory" "$2" ;;
     --timeout | --block-size | --blocks | --placement | --region | --first-block | --count | --rows | --slots | --name | \
-      --device | --tokens | --table | --per-block | --destination | --ratio | --sequence | --seed) return ;;
+      --device | --tokens | --table | --per-block | --destination | --ratio | --sequence | --window | --ring | \
+      --chunk | --ranks | --seed) ;;
+    *) return 1 ;;
   esac
+}
+
+_kvpoolctl() {
+  local words current commands command=() i arguments=0
+  COMPREPLY=()
+  __kvpoolctl_words
+  current=${words[-1]}
+  if [[ $current == --*=* ]]; then
+    __kvpoolctl_value "${current%%=*}" "${current#*=}"
+    # Where readline doesn't take the word apart, all of it is replaced.
+    [[ $COMP_WORDBREAKS == *=* ]] || COMPREPLY=("${COMPREPLY[@]/#/${current%%=*}=}")
+    return
+  fi
+  ! __kvpoolctl_value "${words[-2]}" "$current" || return
   commands=$(__kvpoolctl_commands)
   # The command is one word, or two; what stands before it are options.
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    case ${COMP_WORDS[i]} in
-      -s | --socket | --timeout) ((i++)) ;;
+  for ((i = 1; i < ${#words[@]} - 1; i++)); do
+    case ${words[i]} in
+      -s | --socket | --timeout | --root) ((i++)) ;;
       -*) ;;
       *)
         if [[ ${#command[@]} -eq 0 ]]; then
-          command=("${COMP_WORDS[i]}")
-        elif [[ ${#command[@]} -eq 1 ]] && grep -qx "${command[0]} ${COMP_WORDS[i]}" <<<"$commands"; then
-          command+=("${COMP_WORDS[i]}")
+          command=("${words[i]}")
+        elif [[ ${#command[@]} -eq 1 ]] && grep -qx "${command[0]} ${words[i]}" <<<"$commands"; then
+          command+=("${words[i]}")
         else
           ((arguments++))
         fi
