@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Configures and builds: deploy/build.sh BUILD_DIR [CMAKE_ARGUMENT...] [-- BUILD_ARGUMENT...]
+#   KVPOOL_RELEASE=1  optimized, without the tests, and with code for every generation of GPUs that kvpoold knows
+# The CUDA backend is built where nvcc is on the PATH, at $CUDACXX or in /usr/local/cuda; the host backend always.
 set -euo pipefail
 
 if [[ $# -lt 1 || $1 == -* ]]; then
@@ -15,6 +17,14 @@ while [[ $# -gt 0 && $1 != -- ]]; do
   shift
 done
 shift $(($# > 0 ? 1 : 0))
+
+# The toolkit's installer does not put it on the PATH.
+if [[ -z ${CUDACXX:-} ]] && ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
+  export CUDACXX=/usr/local/cuda/bin/nvcc
+fi
+if [[ ${KVPOOL_RELEASE:-0} == 1 ]]; then
+  configure=(-DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=OFF "-DKVPOOL_CUDA_ARCHITECTURES=80;90;100" "${configure[@]}")
+fi
 
 # A build folder keeps the generator it was made with.
 [[ -f $build/CMakeCache.txt ]] || configure+=(-G Ninja)

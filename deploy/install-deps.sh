@@ -31,7 +31,7 @@ packages=(
   python3 python3-numpy python3-grpcio python3-protobuf protobuf-compiler-grpc
 )
 test_packages=(
-  libcmocka-dev python3-pytest python3-hypothesis grpc-proto clang clang-tidy clang-format shellcheck valgrind
+  libcmocka-dev python3-pytest python3-hypothesis grpc-proto clang clang-tidy clang-format shellcheck valgrind zsh
 )
 
 distribution=unknown

@@ -62,20 +62,23 @@ echo "done in $((SECONDS - started)) s: $build"
 kvpoold=$build/server/supervisor/kvpoold
 executor=$build/server/executor/kvpool-exec
 
+kvpoolctl=$build/client/kvpoolctl/kvpoolctl
+
 # The GPU, where there is one and the executor was built for it.
 device=host:0
-if [[ ! -e /dev/nvidia0 ]]; then
+if [[ ! -e /dev/nvidiactl ]]; then
   reason="no GPU on this machine"
-elif "$executor" --help 2>&1 | grep -q 'cuda:'; then
+elif "$executor" --help 2>&1 | grep -q '^Devices of this build:.*cuda:'; then
   device=cuda:0
-  reason="a GPU and an executor built for it"
+  reason="a GPU, and an executor built for it"
 else
-  reason="there is a GPU, but this version has the host backend only"
+  reason="there is a GPU, but no nvcc to build its backend with"
 fi
 
 heading "daemon"
 directory=$(mktemp -d "${TMPDIR:-/tmp}/kvpoold.XXXXXX")
 log=$directory/kvpoold.log
+doctor=$directory/doctor.log
 socket=$directory/kvpoold.sock
 daemon=
 
@@ -120,7 +123,24 @@ if [[ ! -S $socket ]]; then
   echo "quickstart: kvpoold does not listen on $socket" >&2
   exit 1
 fi
+export KVPOOLD_SOCKET=$socket
+serves() {
+  "$kvpoolctl" info --json 2>/dev/null | grep -q '"state": *"serving"'
+}
+# Opening a GPU takes a moment. A device that can't be served ends the daemon, with the reason in its log.
+for _ in {1..300}; do
+  serves || ! kill -0 "$daemon" 2>/dev/null || { sleep 0.1; continue; }
+  break
+done
+"$kvpoolctl" doctor >"$doctor" 2>&1 || true
+if ! serves; then
+  cat "$doctor" >&2
+  tail -n 20 "$log" >&2
+  echo "quickstart: kvpoold does not serve $device; above is what kvpoolctl doctor says, and the daemon's log" >&2
+  exit 1
+fi
 echo "kvpoold runs on $device ($reason)"
+echo "kvpoolctl doctor: $(tail -n 1 "$doctor")"
 
 heading "first session (client/examples/first_session.py)"
 /usr/bin/python3 -B "$root/client/examples/first_session.py" "$socket"
@@ -128,8 +148,6 @@ heading "first session (client/examples/first_session.py)"
 heading "the short version (client/examples/scheduler.py)"
 /usr/bin/python3 -B "$root/client/examples/scheduler.py" "$socket" main
 
-kvpoolctl=$build/client/kvpoolctl/kvpoolctl
-export KVPOOLD_SOCKET=$socket
 heading "a long sequence, prefill and window (kvpoolctl walkthrough)"
 "$kvpoolctl" walkthrough
 

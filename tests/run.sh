@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check that needs no GPU, with packages, builds and counting.
+# Every check that needs no GPU, with packages, builds and counting; tests/gpu/run.sh has the others.
 #   tests/run.sh           all of it, about half an hour on 2 cores
 #   tests/run.sh --quick   the build with gcc, ctest and the Python suites
 # Logs and builds stay in build-tests/ (KVPOOL_TESTS_DIR names another folder). The last line is
@@ -19,7 +19,7 @@ esac
 
 builds=${KVPOOL_TESTS_DIR:-$root/build-tests}
 logs=$builds/logs
-python=/usr/bin/python3 # the distribution's: that is where grpcio, numpy and pytest are installed
+python=${KVPOOL_PYTHON:-/usr/bin/python3} # the distribution's: that is where grpcio, numpy and pytest are installed
 jobs=$(nproc)
 passed=0
 failed=0
@@ -174,7 +174,8 @@ check_format() {
     return
   fi
   mapfile -d '' -t sources < <(
-    find "$root/proto" "$root/kernels" "$root/server" "$root/client" "$root/tests" -name '*.[ch]' -print0
+    find "$root/proto" "$root/kernels" "$root/server" "$root/client" "$root/tests" \
+      \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0
   )
   check clang-format 120 clang-format --dry-run -Werror "${sources[@]}" || true
 }
@@ -187,9 +188,33 @@ fuzz() {
     -rss_limit_mb=2048 -artifact_prefix="$builds/fuzz/$target-" "$found" "$root/tests/fuzz/corpus/${target#fuzz_}"
 }
 
+# The CUDA backend is compiled wherever nvcc is, for every architecture of a release, and its executor serves the host
+# backend: one program for hosts with and without a GPU.
+check_cuda() {
+  local nvcc
+  nvcc=$(command -v nvcc || true)
+  if [[ -z $nvcc && -x /usr/local/cuda/bin/nvcc ]]; then
+    nvcc=/usr/local/cuda/bin/nvcc
+  fi
+  if [[ -z $nvcc ]]; then
+    printf '%-24s SKIPPED: no nvcc on PATH or in /usr/local/cuda/bin\n' cuda
+    skipped=$((skipped + 1))
+    return
+  fi
+  CUDACXX=$nvcc build cuda -DKVPOOL_CUDA=ON "-DKVPOOL_CUDA_ARCHITECTURES=80;90;100" -DKVPOOL_FAILPOINTS=ON -- \
+    --target kvpoold --target kvpool-exec --target contract_golden_cuda --target contract_differential_cuda \
+    --target contract_large --target contract_population --target contract_hostile --target long_kernel \
+    --target bench_kernels || return 0
+  check clang-tidy-cuda 600 run-clang-tidy -quiet -j "$jobs" -p "$builds/cuda" \
+    "^$root/(server/executor/device_cuda[a-z_]*|tests/gpu/[a-z_]*)\.c\$" || true
+  suite pytest-cuda-on-host 300 "$logs/pytest-cuda-on-host.xml" env "KVPOOL_BUILD_DIR=$builds/cuda" \
+    PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" \
+    --junitxml "$logs/pytest-cuda-on-host.xml" "$root/tests/e2e/test_golden.py"
+}
+
 mkdir -p "$logs"
 export CTEST_OUTPUT_ON_FAILURE=1
-# The tests are about the host backend; nothing here may depend on a CUDA toolkit being there.
+# But for check_cuda the tests are about the host backend; they don't depend on a CUDA toolkit being there.
 common=(-DKVPOOL_CUDA=OFF)
 
 check packages 900 "$root/deploy/install-deps.sh" --tests || exit 0 # finish tells
@@ -202,7 +227,7 @@ if $quick; then
 fi
 
 check shellcheck 60 shellcheck "$root/.ci/run" "$root"/deploy/*.sh "$root"/tests/run.sh "$root"/tests/bench/*.sh \
-  "$root"/tests/client/*.sh "$root/client/kvpoolctl/completion/kvpoolctl.bash" || true
+  "$root"/tests/client/*.sh "$root"/tests/gpu/*.sh "$root/client/kvpoolctl/completion/kvpoolctl.bash" || true
 check_format
 
 # clang: the same warnings as errors; its compile commands are what clang-tidy reads.
@@ -210,6 +235,8 @@ if build clang "${common[@]}" -DCMAKE_C_COMPILER=clang; then
   check clang-tidy 1500 run-clang-tidy -quiet -j "$jobs" -p "$builds/clang" \
     "^$root/(proto|kernels|server|client|tests)/" || true
 fi
+
+check_cuda
 
 if build sanitized "${common[@]}" -DKVPOOL_SANITIZE=address,undefined; then
   # A small quarantine: some tests look at how much memory the daemon keeps.
@@ -223,12 +250,12 @@ if build thread "${common[@]}" -DKVPOOL_SANITIZE=thread -- --target test_ring; t
   check ring-under-tsan 300 "$builds/thread/tests/unit/test_ring" || true
 fi
 
-# Left out: contract_exhaustive, too slow under valgrind (the sanitizers run it), and unit_executor_link, one test of
-# which needs to be faster than a process that is not under valgrind.
+# Left out: contract_exhaustive, too slow under valgrind (the sanitizers run it). Of the client's tests the library is
+# under valgrind, the daemons it talks to are not.
 if [[ -f $builds/gcc/CTestTestfile.cmake ]]; then
-  suite valgrind 900 "$logs/valgrind.xml" "$python" -B "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
-    "$logs/valgrind.xml" --only '^(unit|contract)_' \
-    --leave-out '^(contract_exhaustive|unit_executor_link)$'
+  suite valgrind 1200 "$logs/valgrind.xml" "$python" -B "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
+    "$logs/valgrind.xml" --only '^((unit|contract)_|client_(libkvpool|steps|faults|secret|permission)$)' \
+    --leave-out '^contract_exhaustive$'
 fi
 
 if build fuzz "${common[@]}" -DCMAKE_C_COMPILER=clang -DKVPOOL_FUZZ=ON -DKVPOOL_SANITIZE=address,undefined -- \

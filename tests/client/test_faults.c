@@ -1,4 +1,5 @@
 /* What libkvpool says and does when the other side dies, hangs, comes back, or misbehaves. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -7,6 +8,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -268,6 +273,178 @@ static void test_timeouts(void **state) {
   process_signal(&scene.process, SIGCONT);
 }
 
+/* What a handle names is gone with its daemon, and never another daemon's pool: of the same name, made as the same
+ * one of its pools, whatever the call is. */
+static void test_pool_handles_of_a_daemon_before(void **state) {
+  (void)state;
+  recorder_init(&scene.recorder);
+  scene_connect(10000);
+  assert_ok(pool_wait(scene.client, &scene.pool, &error));
+  const uint64_t id = kvpool_pool_id(scene.pool);
+  assert_true(id < UINT64_C(1) << 53); /* a JSON number holds it */
+  process_kill(&scene.process);
+  process_start_daemon(&scene.process);
+  assert_true(eventually(server_answers, scene.client));
+  kvpool_pool *now;
+  assert_ok(pool_wait(scene.client, &now, &error));
+  assert_int_not_equal(kvpool_pool_id(now), id);
+
+  const kvpool_layer layer = {.pool = scene.pool, .region = 2, .layer = 0};
+  const int32_t slot = 0, segment[] = {0, 0, 1, 0};
+  static uint8_t bytes[tokens_per_block * row_bytes];
+  kvpool_session *session;
+  kvpool_block_map *map;
+  kvpool_record_list *records;
+  int32_t block;
+  assert_ok(kvpool_session_open(scene.client, NULL, &session, &error));
+#define assert_gone(call) assert_fails(call, KVPOOL_UNKNOWN_POOL, "pool \"main\"")
+  assert_gone(kvpool_pool_refresh(scene.pool, &error));
+  assert_int_equal(kvpool_pool_id(scene.pool), id);
+  assert_gone(kvpool_blocks_allocate(session, scene.pool, 1, &block, &error));
+  assert_gone(kvpool_blocks_allocate_range(session, scene.pool, 0, 1, &error));
+  assert_gone(kvpool_blocks_free(session, scene.pool, &slot, 1, &error));
+  assert_gone(kvpool_block_map_get(scene.client, scene.pool, &map, &error));
+  assert_gone(kvpool_rows_store(session, &layer, bytes, 1, row_bytes, &slot, 1, NULL, &error));
+  assert_gone(kvpool_rows_load(session, &layer, segment, 1, 1, bytes, NULL, NULL, &error));
+  assert_gone(kvpool_record_list_get(scene.client, &layer, NULL, &slot, 1, &records, &error));
+  assert_gone(kvpool_blocks_dump(scene.client, &layer, NULL, 0, 1, bytes, sizeof bytes, &error));
+  assert_gone(kvpool_pool_delete(scene.pool, true, &error));
+  assert_int_equal(error.value, id);
+
+  kvpool_step *step;
+  kvpool_buffer *buffer;
+  uint32_t array;
+  assert_ok(kvpool_buffer_create(session, NULL, row_bytes, &buffer, &error));
+  const kvpool_view view = {.buffer = buffer, .rows = 1, .row_bytes = row_bytes};
+  assert_ok(kvpool_step_new(session, &step, &error));
+  assert_ok(kvpool_step_add_array(step, &slot, 1, &array, &error));
+  assert_ok(kvpool_step_add_store(step, &layer, &view, array, NULL, &error));
+  assert_fails(kvpool_step_run(step, NULL, 0, &error), KVPOOL_UNKNOWN_POOL, "there is no pool");
+  kvpool_step_destroy(step);
+  assert_ok(kvpool_buffer_release(buffer, &error));
+  kvpool_session_close(session);
+
+  assert_ok(kvpool_pool_refresh(now, &error)); /* nothing of this has touched the one that is there */
+  assert_int_equal(kvpool_pool_free_blocks(now), 100);
+  kvpool_pool_destroy(now);
+  kvpool_pool_destroy(scene.pool);
+}
+
+/* A daemon that stops reading while it is sent more than a socket holds: gRPC doesn't end such a call however it is
+ * cancelled, and everything that closes does so all the same. */
+static void test_closing_while_data_is_on_its_way(void **state) {
+  (void)state;
+  enum { bytes = 64 << 20 };
+  recorder_init(&scene.recorder);
+  scene_connect(300);
+  scene_open_session();
+  kvpool_buffer *buffer;
+  assert_ok(kvpool_buffer_create(scene.session, NULL, bytes, &buffer, &error));
+  uint8_t *data = calloc(1, bytes);
+  assert_non_null(data);
+  process_signal(&scene.process, SIGSTOP);
+  assert_fails(kvpool_buffer_write(buffer, 0, data, bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+  assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
+  (void)kvpool_buffer_release(buffer, NULL);
+  scene_close_session(); /* each of these returns */
+  assert_int_equal(recorder_last_words(&scene.recorder), 2);
+  assert_int_equal(scene.recorder.completions[1].error.status, KVPOOL_CANCELLED);
+  assert_int_equal(scene.recorder.event_count, 0);
+  kvpool_client_destroy(scene.client);
+  process_signal(&scene.process, SIGCONT);
+  scene_connect(10000); /* the daemon has lost nothing by it */
+  free(data);
+}
+
+/* The session is closed by the client's end alone, in the same state. */
+static void test_destroying_while_data_is_on_its_way(void **state) {
+  (void)state;
+  enum { bytes = 64 << 20 };
+  recorder_init(&scene.recorder);
+  scene_connect(300);
+  scene_open_session();
+  kvpool_buffer *buffer;
+  assert_ok(kvpool_buffer_create(scene.session, NULL, bytes, &buffer, &error));
+  uint8_t *data = calloc(1, bytes);
+  assert_non_null(data);
+  process_signal(&scene.process, SIGSTOP);
+  assert_fails(kvpool_buffer_write(buffer, 0, data, bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+  assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
+  kvpool_client_destroy(scene.client);
+  scene.client = NULL;
+  assert_int_equal(recorder_last_words(&scene.recorder), 2);
+  assert_int_equal(scene.recorder.completions[1].error.status, KVPOOL_CANCELLED);
+  assert_int_equal(scene.recorder.event_count, 1);
+  assert_int_equal(scene.recorder.events[0].kind, KVPOOL_SESSION_ENDED);
+  process_signal(&scene.process, SIGCONT);
+  (void)kvpool_buffer_release(buffer, NULL);
+  scene_close_session();
+  free(data);
+}
+
+/* In a thread: a call to whoever listens there. */
+static void *ask(void *context) {
+  kvpool_error *told = context;
+  kvpool_server_info *info;
+  if (kvpool_server_info_get(scene.client, &info, told) == KVPOOL_OK) {
+    kvpool_server_info_destroy(info);
+  }
+  return NULL;
+}
+
+/* Somebody listens when the call begins, so that it waits to be connected, and is gone before it is. That is
+ * KVPOOL_DISCONNECTED, long before a minute is over. */
+static void test_listener_gone_while_connecting(void **state) {
+  (void)state;
+  scene_connect(60000);
+  process_kill(&scene.process);
+  kvpool_server_info *info;
+  assert_fails(kvpool_server_info_get(scene.client, &info, &error), KVPOOL_DISCONNECTED, "kvpoold");
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", scene.process.socket);
+  (void)unlink(scene.process.socket);
+  int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  assert_int_equal(bind(listener, (const struct sockaddr *)&address, sizeof address), 0);
+  assert_int_equal(listen(listener, 16), 0);
+  kvpool_error told = {0};
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, ask, &told), 0);
+  int first = accept(listener, NULL, NULL); /* the library's own look */
+  int second = accept(listener, NULL, NULL);
+  assert_true(first >= 0 && second >= 0);
+  assert_int_equal(close(listener), 0);
+  assert_int_equal(close(first), 0);
+  assert_int_equal(close(second), 0);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_int_equal(told.status, KVPOOL_DISCONNECTED);
+}
+
+/* What is under way ends at once for whoever waits for it, and calls are served after it. */
+static void test_interrupt(void **state) {
+  (void)state;
+  recorder_init(&scene.recorder);
+  scene_connect(60000);
+  scene_open_session();
+  process_signal(&scene.process, SIGSTOP);
+  kvpool_error told = {0};
+  pthread_t thread;
+  assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
+  assert_int_equal(pthread_create(&thread, NULL, ask, &told), 0);
+  while (pthread_tryjoin_np(thread, NULL) != 0) {
+    kvpool_client_interrupt(scene.client, 60000); /* before the thread's call has begun it has nothing to end */
+    (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+  assert_int_equal(told.status, KVPOOL_CANCELLED);
+  assert_ok(kvpool_queue_wait(scene.queue, &error));
+  assert_int_equal(scene.recorder.completions[1].error.status, KVPOOL_CANCELLED);
+  struct recorded_event ended;
+  assert_true(recorder_wait_event(&scene.recorder, KVPOOL_SESSION_ENDED, &ended));
+  assert_int_equal(ended.error.status, KVPOOL_CANCELLED);
+  process_signal(&scene.process, SIGCONT);
+  assert_true(server_answers(scene.client));
+  scene_close_session();
+}
+
 static void on_event_close(void *context, const kvpool_session_event *event) {
   (void)event;
   _Atomic(kvpool_session *) *session = context;
@@ -386,6 +563,11 @@ int main(void) {
       test_in_scene(test_executor_killed),
       test_in_scene(test_daemon_drains),
       test_in_scene(test_timeouts),
+      test_in_scene(test_pool_handles_of_a_daemon_before),
+      test_in_scene(test_closing_while_data_is_on_its_way),
+      test_in_scene(test_destroying_while_data_is_on_its_way),
+      test_in_scene(test_listener_gone_while_connecting),
+      test_in_scene(test_interrupt),
       test_in_scene(test_close_from_callback),
       test_in_scene(test_version_mismatch),
       test_in_scene(test_garbage),

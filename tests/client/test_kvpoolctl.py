@@ -1,99 +1,28 @@
 """kvpoolctl against real daemons: what it prints, what it returns, what it leaves behind."""
-import fcntl
 import json
 import os
-import pty
 import re
 import shutil
 import signal
 import struct
 import subprocess
-import termios
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from support import catalogue, golden, reference
-from support.daemon import build_dir
+from support.daemon import fake_executor_path
 from support.process import wait_until
 from support.proxy import Proxy
 from support.stubs import pb
+from support.tool import SECONDS_MAX, Tool, environment, program
 
 COMPLETION = Path(__file__).resolve().parents[2] / "client" / "kvpoolctl" / "completion" / "kvpoolctl.bash"
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-SECONDS_MAX = 120
 COMMANDS = ["info", "pools", "pool create", "pool describe", "pool delete", "sessions", "blocks", "put", "get", "dump",
-            "plan range", "plan slots", "plan new", "plan compressed", "plan visible", "walkthrough", "version"]
-
-
-def program():
-    return str(build_dir() / "client" / "kvpoolctl" / "kvpoolctl")
-
-
-def environment(**changes):
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "KVPOOLD_SOCKET", "TERM")}
-    env.update(LC_ALL="C.UTF-8", **changes)
-    return env
-
-
-class Tool:
-    def __init__(self, socket, path=None):
-        self.socket = str(socket)
-        self.path = path or program()
-        self.started = []
-
-    def command(self, *arguments):
-        return [self.path, "--socket", self.socket, *map(str, arguments)]
-
-    def run(self, *arguments, status=0, env=None, **options):
-        done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=SECONDS_MAX, env=env or environment(), check=False, **options)
-        assert done.returncode == status, f"{arguments}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def json(self, *arguments, **options):
-        return json.loads(self.run("--json", *arguments, **options).stdout)
-
-    def refused(self, *arguments, status=1, **options):
-        """What standard error says: the error, and the hint (or None)."""
-        done = self.run(*arguments, status=status, **options)
-        lines = done.stderr.splitlines()
-        assert lines[0].startswith("kvpoolctl: "), done.stderr
-        assert len(lines) <= 2 and all(line.startswith("hint: ") for line in lines[1:]), done.stderr
-        assert done.stdout == ""
-        return lines[0].removeprefix("kvpoolctl: "), lines[1].removeprefix("hint: ") if len(lines) > 1 else None
-
-    def start(self, *arguments):
-        self.started.append(subprocess.Popen(self.command(*arguments), stdin=subprocess.DEVNULL,
-                                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                             env=environment()))
-        return self.started[-1]
-
-    def close(self):
-        for process in self.started:
-            process.kill()
-            process.communicate()
-
-    def on_terminal(self, *arguments, width=80, height=40, **changes):
-        """What is written to a terminal of that size."""
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        process = subprocess.Popen(self.command(*arguments), stdin=slave, stdout=slave, stderr=slave,
-                                   env=environment(TERM="xterm-256color", **changes))
-        os.close(slave)
-        output = b""
-        while True:
-            try:
-                piece = os.read(master, 65536)
-            except OSError:  # the terminal has nobody on the other side any more
-                break
-            if not piece:
-                break
-            output += piece
-        os.close(master)
-        assert process.wait(SECONDS_MAX) == 0, output
-        return output.decode().replace("\r\n", "\n")
+            "plan range", "plan slots", "plan new", "plan compressed", "plan visible", "plan swa", "plan store",
+            "plan pivots", "plan decode", "plan mirror", "walkthrough", "doctor", "version"]
 
 
 @pytest.fixture
@@ -231,14 +160,19 @@ def test_other_users(start_daemon):
 # ---- info, pools, sessions -----------------------------------------------------------------------------------------
 
 
+def check_device(document, device):
+    assert set(document) == {f.name for f in pb.Device.DESCRIPTOR.fields}
+    for name, value in document.items():
+        assert name == "state" or value == getattr(device, name), name
+
+
 def test_info_says_what_the_daemon_says(client, tool):
     info = client.info()
     document = tool.json("info")
     assert document["version"] == info.version and document["pid"] == info.pid
     assert document["protocol_version"] == info.protocol_version
     assert len(document["devices"]) == len(info.devices) == 1
-    for name in ("name", "executor_pid", "restarts", "memory_limit_bytes", "pool_bytes", "buffer_bytes", "description"):
-        assert document["devices"][0][name] == getattr(info.devices[0], name)
+    check_device(document["devices"][0], info.devices[0])
     assert document["devices"][0]["state"] == "serving"
     for told, known in zip(document["formats"], info.formats, strict=True):
         for name, value in told.items():
@@ -247,6 +181,37 @@ def test_info_says_what_the_daemon_says(client, tool):
     assert re.search(r"^host:0 +serving ", text, re.M)
     for row in info.formats:
         assert re.search(rf"^{row.name} .* {row.bytes_per_token} B ", text, re.M)
+
+
+def test_info_of_gpus(start_daemon, tmp_path, monkeypatch):
+    busy = tmp_path / "busy"
+    monkeypatch.setenv("FAKE_EXECUTOR_BUSY", str(busy))
+    by_uuid = "cuda:GPU-2d0f4a51-0a1b-4c5d-8e9f-0123456789ab"
+    daemon = start_daemon(devices=("cuda:0", by_uuid), executor=fake_executor_path(), device_memory="0")
+    client, tool = daemon.client(), Tool(daemon.socket)
+    client.create_pool("p", 64, 4, [dict(name="kv", format="v41", num_layers=1)])  # 135,168 bytes: one piece of 2 MiB
+    text = tool.run("info").stdout
+    assert re.search(r"^cuda:0 +serving .* MPS +a GPU that is none; driver 1\.2\.3, CUDA 4\.5$", text, re.M)
+    assert re.search(r"^cuda:0 +0\.0 % +\S+ +71\.0 GiB +2\.0 MiB +0 B +71\.0 GiB +8\.0 GiB +80\.0 GiB$", text, re.M)
+    assert re.search(r"^cuda:GPU-2d0f4a51\.\.\. +serving ", text, re.M)
+    busy.write_text("processes 17 and 18 have to end\n")
+    os.kill(client.device(by_uuid).executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device(by_uuid).state == pb.DEVICE_WAITING, "the wait")
+    text = tool.run("info").stdout
+    assert re.search(r"^cuda:GPU-2d0f4a51\.\.\. +waiting ", text, re.M)
+    assert f"\n{by_uuid} waits: processes 17 and 18 have to end\n" in text
+    document = tool.json("info")["devices"]
+    assert [d["state"] for d in document] == ["serving", "waiting"]
+    for told, device in zip(document, client.info().devices, strict=True):
+        check_device(told, device)
+    narrow = tool.on_terminal("info", NO_COLOR="1")
+    assert max(len(line) for line in narrow.splitlines() if " waits: " not in line) <= 80, narrow
+    text, hint = tool.refused("pool", "create", "q", "--block-size", 64, "--blocks", 4, "--placement", by_uuid,
+                              "--region", "name=a,format=v41")
+    assert "processes 17 and 18 have to end" in text and "kvpoolctl info" in hint
+    text, hint = tool.refused("pool", "create", "q", "--block-size", 64, "--blocks", 4000000, "--placement", "cuda:0",
+                              "--region", "name=a,format=v41")
+    assert "71.0 GiB" in text or str(71 << 30) in text
 
 
 def check_pool(document, pool):
@@ -420,6 +385,34 @@ def test_block_map_of_a_small_pool(client, tool, pool, session):
     assert map_cells(tool.run("blocks", pool.spec.name, "--first-block", 5, "--count", 3).stdout) == ("aab", [5])
     tool.refused("blocks", pool.spec.name, "--first-block", 40)
     other.close()
+
+
+def other_states(session):
+    """Answers ListBlocks with a pool of 40 whose quarters are free, sealed, quarantined and leased."""
+    def change(method, reply):
+        if method != "ListBlocks":
+            return reply
+        states = [pb.BLOCK_FREE, pb.BLOCK_SEALED, pb.BLOCK_QUARANTINED, pb.BLOCK_LEASED]
+        runs = [pb.BlockRun(first_block=10 * i, count=10, state=state, epoch=1,
+                            session_id=0 if state == pb.BLOCK_FREE else session.id) for i, state in enumerate(states)]
+        return pb.ListBlocksResponse(runs=runs, epoch=1).SerializeToString()
+    return change
+
+
+def test_block_map_of_sealed_and_quarantined_blocks(daemon, pool, session, tmp_path):
+    with Proxy(tmp_path / "states.sock", f"unix:{daemon.socket}", other_states(session)) as proxy:
+        tool = Tool(proxy.socket)
+        text = tool.run("blocks", pool.spec.name).stdout
+        assert map_cells(text)[0] == "." * 10 + "#" * 10 + "!" * 10 + "a" * 10
+        assert "10 leased by 1 session, 10 sealed, 10 quarantined, 10 free in 1 piece" in text
+        # Two blocks a cell, the borders inside cells: the cell is what most of its blocks are.
+        shifted = tool.run("blocks", pool.spec.name, "--rows", 1, "--first-block", 5, "--count", 31,
+                           env=environment(COLUMNS="40")).stdout
+        assert "one character is 2 blocks" in shifted
+        assert map_cells(shifted)[0] == "..#####a!!!!aaaa"  # 19 and 20, 29 and 30: half each, and all of them a's
+        document = tool.json("blocks", pool.spec.name)
+        assert [document[k] for k in ("free", "leased", "sealed", "quarantined")] == [10, 10, 10, 10]
+        assert [r["state"] for r in document["runs"]] == ["free", "sealed", "quarantined", "leased"]
 
 
 def test_block_map_of_ten_thousand_blocks_and_fifty_sessions(client, tool, pool_name):

@@ -1,0 +1,415 @@
+"""kvpoolctl doctor against hosts that are made up: a tree of device nodes and /proc, NVIDIA's libraries of
+fake_nvidia.c, an MPS control daemon that is a listening socket, and daemons in every state."""
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from support.daemon import Daemon, build_dir, fake_executor_path
+from support.process import wait_until
+from support.proxy import Proxy
+from support.stubs import pb
+from support.tool import Tool, environment, program
+
+MEMINFO = "MemTotal:       67108864 kB\nMemFree:        1 kB\nMemAvailable:   33554432 kB\n"
+NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)\nGCC version: 1\n"
+
+
+class Host:
+    """A made-up host below `root`."""
+
+    def __init__(self, root, socket_path):
+        self.root = root
+        self.tool = Tool(socket_path)
+        self.settings = {}
+        for folder in ("dev/shm", "proc/driver/nvidia", "sys/bus/pci/devices", "tmp"):
+            (root / folder).mkdir(parents=True)
+        (root / "proc/meminfo").write_text(MEMINFO)
+        self.pipes = root / "mps"
+
+    def put_pci(self, slot, vendor="0x10de", device_class="0x030200"):
+        folder = self.root / "sys/bus/pci/devices" / slot
+        folder.mkdir()
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(device_class + "\n")
+
+    def put_driver(self, version=NVRM, nodes=("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1")):
+        if version:
+            (self.root / "proc/driver/nvidia/version").write_text(version)
+        for node in nodes:
+            (self.root / "dev" / node).write_text("")
+
+    def put_mps(self):
+        self.pipes.mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.pipes / "control"))
+        listener.listen()
+        return listener
+
+    def environment(self, **changes):
+        env = environment(CUDA_MPS_PIPE_DIRECTORY=str(self.pipes), **changes)
+        env["LD_LIBRARY_PATH"] = str(build_dir() / "tests" / "client" / "fake_nvidia")
+        return env
+
+    def look(self, status=0, prefix=(), libraries=True, **settings):
+        """The document; FAKE_NVIDIA is made of the settings."""
+        env = self.environment(FAKE_NVIDIA=" ".join(f"{k}={v}" for k, v in settings.items()))
+        if not libraries:
+            del env["LD_LIBRARY_PATH"]
+        command = [*prefix, *self.tool.command("--json", "--timeout", "1500", "doctor", "--root", self.root)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=env,
+                              check=False)
+        assert done.returncode == status and done.stderr == "", f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        return Findings(done.stdout)
+
+
+class Findings:
+    def __init__(self, text):
+        self.document = json.loads(text)
+        self.checks = self.document["checks"]
+        for result in ("problem", "warning"):
+            assert self.document[result + "s"] == len(self.of(result))
+
+    def of(self, result, area=None):
+        return [c for c in self.checks if c["result"] == result and (area is None or c["area"] == area)]
+
+    def get(self, name):
+        found = [c for c in self.checks if c["name"] == name]
+        assert len(found) == 1, (name, self.checks)
+        return found[0]
+
+    def is_about(self, name, result, text, advice=""):
+        check = self.get(name)
+        assert (check["result"], text in check["text"], advice in check["advice"]) == (result, True, True), check
+        return check
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    with Daemon(devices=("host:0",)) as running:
+        yield running
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(tmp_path / "host", tmp_path / "none.sock")
+
+
+@pytest.fixture
+def gpu_host(host):
+    host.put_driver()
+    listener = host.put_mps()
+    yield host
+    listener.close()
+
+
+# ---- without a GPU -------------------------------------------------------------------------------------------------
+
+
+def test_a_host_without_a_gpu_is_no_problem(host):
+    found = host.look()
+    found.is_about("driver", "ok", "the host backend")
+    assert [c["name"] for c in found.checks if c["area"] == "GPU"] == ["driver"]
+    assert found.document["problems"] == 0
+    found.is_about("memory", "ok", "32.0 GiB of 64.0 GiB")
+    found.is_about("memfd", "ok", "sealed")
+    assert "locked memory" not in [c["name"] for c in found.checks]
+
+
+def test_a_gpu_without_a_driver(host):
+    host.put_pci("0000:01:00.0")
+    host.put_pci("0000:02:00.0", device_class="0x030000")
+    host.put_pci("0000:01:00.1", device_class="0x040300")  # its sound
+    host.put_pci("0000:03:00.0", vendor="0x8086")
+    host.look().is_about("driver", "warning", "2 NVIDIA GPUs on the PCI bus", "modprobe nvidia")
+
+
+def test_little_memory(host):
+    (host.root / "proc/meminfo").write_text(MEMINFO.replace("33554432", "1048576"))
+    host.look().is_about("memory", "warning", "1.0 GiB of 64.0 GiB", "device_memory")
+
+
+def test_no_shared_memory(host):
+    shutil.rmtree(host.root / "dev/shm")
+    host.look().is_about("/dev/shm", "warning", "is not there", "--shm-size")
+
+
+@pytest.mark.parametrize("limit, result, words", [(8000, "problem", "RLIMIT_NOFILE is 8,000, kvpoold takes 8,328"),
+                                                  (8428, "warning", "enough for 50 GiB of pools"),
+                                                  (9000, "ok", "RLIMIT_NOFILE is 9,000")])
+def test_descriptors(host, limit, result, words):
+    # 128 of its own, 8 of a device, two for each of 4096 connections; then two for each GiB.
+    found = host.look(status=1 if result == "problem" else 0, prefix=["prlimit", f"--nofile={limit}:{limit}"])
+    found.is_about("descriptors", result, words, "LimitNOFILE" if result != "ok" else "")
+
+
+# ---- with one ------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_host_in_order(gpu_host):
+    found = gpu_host.look()
+    assert found.of("problem") == []
+    assert [c for c in found.of("warning", "GPU") if c["name"] != "kvpool-exec"] == []  # as it was built
+    found.is_about("driver", "ok", "580.95.05")
+    found.is_about("device nodes", "ok", "2 of GPUs")
+    found.is_about("libcuda", "ok", "CUDA 13.0, 2 GPUs")
+    found.is_about("MPS", "ok", f"uid {os.geteuid()}")
+    found.is_about("cuda:0", "ok", "Test GPU A, 70.0 GiB of 80.0 GiB free, compute capability 9.0, compute mode default; "
+                   "also cuda:GPU-01234560-89ab-cdef-0123-456789abcdef")
+    found.is_about("cuda:1", "ok", "cuda:GPU-01234561-")
+
+
+def test_kernel_module_is_missing(host):
+    host.put_driver(version="")
+    host.look(status=1).is_about("driver", "problem", "no kernel module", "modprobe nvidia")
+
+
+@pytest.mark.parametrize("missing", ["nvidiactl", "nvidia-uvm", "nvidia0"])
+def test_a_device_node_is_missing(host, missing):
+    host.put_driver(nodes=[n for n in ("nvidiactl", "nvidia-uvm", "nvidia0") if n != missing])
+    host.look(status=1).is_about("device nodes", "problem", f"/dev/{missing} is not there", "nvidia-modprobe")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_a_device_node_is_closed(host, tmp_path):
+    host.put_driver()
+    (host.root / "dev/nvidia1").chmod(0o660)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    host.tool = Tool(host.tool.socket, shutil.copy(program(), tmp_path))
+    prefix = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    for node in ("nvidiactl", "nvidia-uvm", "nvidia0"):
+        (host.root / "dev" / node).chmod(0o666)
+    host.look(status=1, prefix=prefix, libraries=False).is_about(
+        "device nodes", "problem", "uid 65534 may not use /dev/nvidia1: Permission denied (uid 0, group 0, mode 0660)",
+        "--gpus all")
+
+
+@pytest.mark.parametrize("settings, words, advice", [
+    (dict(init=802), "CUDA_ERROR_SYSTEM_NOT_READY (802)", "nvidia-fabricmanager"),
+    (dict(init=100), "CUDA_ERROR_OF_A_TEST (100)", "CUDA_VISIBLE_DEVICES is not set"),
+    (dict(init=999), "(999)", "dmesg"),
+    (dict(version=11080), "the driver knows CUDA 11.8, kvpool-exec needs 1", "update the driver"),
+    (dict(crash=1), "ends the process", "MPS"),
+])
+def test_libcuda_does_not_work(gpu_host, settings, words, advice):
+    gpu_host.look(status=1, **settings).is_about("libcuda", "problem", words, advice)
+
+
+def test_libraries_are_missing(gpu_host):
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        try:
+            ctypes.CDLL(name)
+            pytest.skip("this host has NVIDIA's libraries")
+        except OSError:
+            pass
+    found = gpu_host.look(status=1, libraries=False)
+    found.is_about("libcuda", "problem", "libcuda.so.1", "NVIDIA_DRIVER_CAPABILITIES")
+    found.is_about("GPUs", "warning", "libnvidia-ml.so.1", "NVIDIA_DRIVER_CAPABILITIES")
+
+
+@pytest.mark.parametrize("settings, result, advice", [
+    (dict(mode=2), "problem", "nvidia-smi -i 1 -c DEFAULT"),
+    (dict(mode=3), "ok", ""),
+    (dict(major=7), "warning", "8.0"),
+    (dict(mig=1), "warning", "MIG"),
+    (dict(free=7), "warning", "in use"),
+])
+def test_a_gpu_that_is_set_up_otherwise(gpu_host, settings, result, advice):
+    found = gpu_host.look(status=1 if result == "problem" else 0, **settings)
+    found.is_about("cuda:1", result, "Test GPU B", advice)
+    if "free" not in settings:
+        found.is_about("cuda:0", "ok", "Test GPU A")
+
+
+def test_an_exclusive_gpu_without_mps(host):
+    host.put_driver()
+    host.look(mode=3).is_about("cuda:1", "warning", "exclusive_process", "start MPS")
+
+
+def test_the_management_library_fails(gpu_host):
+    gpu_host.look(status=1, nvml=18).is_about("GPUs", "problem", "Driver/library version mismatch", "reboot")
+
+
+def test_locked_memory(gpu_host):
+    found = gpu_host.look(prefix=["prlimit", "--memlock=1048576:1048576"])
+    found.is_about("locked memory", "warning", "1.0 MiB", "LimitMEMLOCK")
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY:
+        gpu_host.look().is_about("locked memory", "ok", "unlimited")
+        gpu_host.look(prefix=["prlimit", "--memlock=67108864:67108864"]).is_about("locked memory", "ok", "64.0 MiB")
+
+
+@pytest.mark.parametrize("devices, result, advice", [("host:N, cuda:N", "ok", ""), ("host:N", "warning", "nvcc")])
+def test_what_the_executor_was_built_for(gpu_host, tmp_path, devices, result, advice):
+    installed = tmp_path / "usr"
+    (installed / "bin").mkdir(parents=True)
+    (installed / "libexec/kvpool").mkdir(parents=True)
+    executor = installed / "libexec/kvpool/kvpool-exec"
+    executor.write_text(f"#!/bin/sh\necho 'Device to serve: host:0, cuda:0'\necho 'Devices of this build: {devices}'\n")
+    executor.chmod(0o755)
+    gpu_host.tool = Tool(gpu_host.tool.socket, shutil.copy(program(), installed / "bin"))
+    gpu_host.look().is_about("kvpool-exec", result, "libexec/kvpool/kvpool-exec", advice)
+
+
+# ---- MPS -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_mps_is_a_warning(host):
+    host.put_driver()
+    host.look().is_about("MPS", "warning", f"no control daemon at {host.pipes}", "nvidia-cuda-mps-control -d")
+
+
+def test_mps_where_it_is_by_default(host):
+    host.put_driver()
+    env = host.environment()
+    del env["CUDA_MPS_PIPE_DIRECTORY"]
+    text = host.tool.run("doctor", "--root", host.root, env=env).stdout.replace("\n", " ")
+    assert "/tmp/nvidia-mps" in text
+
+
+def test_mps_that_died(host):
+    host.put_driver()
+    host.put_mps().close()
+    host.look().is_about("MPS", "warning", "no control daemon behind it", f"remove {host.pipes}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_mps_of_another_user(host, tmp_path):
+    host.put_driver()
+    host.pipes.mkdir()
+    host.pipes.chmod(0o777)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    script = ("import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); "
+              "s.listen(); print('there', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", script, str(host.pipes / "control")], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"there\n"
+        host.look().is_about("MPS", "warning", "uid 65534's, which serves no other user; kvpoold is uid 0's", "one user")
+        other.stdin.close()
+
+
+# ---- the daemon ----------------------------------------------------------------------------------------------------
+
+
+def test_no_daemon_is_no_problem(host):
+    found = host.look()
+    found.is_about("kvpoold", "ok", f"none runs at {host.tool.socket}", "systemctl start kvpoold")
+    found.is_about("socket", "ok", host.tool.socket)
+
+
+def test_no_directory_for_the_socket(host, tmp_path):
+    host.tool = Tool(tmp_path / "nowhere" / "a.sock")
+    host.look().is_about("socket", "warning", f"{tmp_path}/nowhere", f"mkdir {tmp_path}/nowhere")
+
+
+def test_a_daemon_that_serves(host, daemon):
+    host.tool = Tool(daemon.socket)
+    found = host.look()
+    found.is_about("kvpoold", "ok", f"0.1.0 answers, pid {daemon.pid}")
+    found.is_about("device", "ok", "host:0 serves: host memory")
+
+
+def test_a_socket_that_was_left_behind(host):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(host.tool.socket)
+    host.look().is_about("kvpoold", "warning", "nobody holds its lock", "start kvpoold")
+
+
+def test_a_daemon_that_does_not_answer(host, start_daemon):
+    daemon = start_daemon()
+    host.tool = Tool(daemon.socket)
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        host.look(status=1).is_about("kvpoold", "problem", f".lock (pid {daemon.pid}), but does not answer", "journalctl")
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+def changed_version(version=None, protocol=None):
+    def change(method, reply):
+        if method != "GetServerInfo":
+            return reply
+        info = pb.ServerInfo.FromString(reply)
+        info.version = version or info.version
+        info.protocol_version = protocol or info.protocol_version
+        return info.SerializeToString()
+    return change
+
+
+def test_other_versions(host, daemon, tmp_path):
+    for number, (change, status, result, words) in enumerate([
+            (changed_version("0.9.1"), 0, "warning", "is version 0.9.1, this kvpoolctl is 0.1.0"),
+            (changed_version(protocol=77), 1, "problem", "protocol version 77")]):
+        with Proxy(tmp_path / f"{number}.sock", f"unix:{daemon.socket}", change) as proxy:
+            host.tool = Tool(proxy.socket)
+            host.look(status=status).is_about("kvpoold", result, words)
+
+
+def test_devices_of_the_daemon(gpu_host, start_daemon, tmp_path, monkeypatch):
+    busy = tmp_path / "busy"
+    monkeypatch.setenv("FAKE_EXECUTOR_BUSY", str(busy))
+    daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path())
+    client = daemon.client()
+    gpu_host.tool = Tool(daemon.socket)
+    gpu_host.look().is_about("device", "ok", "cuda:0 serves: a GPU that is none")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device("cuda:0").restarts == 1 and client.device("cuda:0").state == pb.DEVICE_SERVING,
+               "the next executor")
+    gpu_host.look().is_about("device", "warning", "1 of its executors died", "executor_died")
+    busy.write_text("process 4711 has to end\n")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_WAITING, "the wait")
+    gpu_host.look(status=1).is_about("device", "problem", "cuda:0 waits before it can serve: process 4711 has to end",
+                                     "contents stay")
+
+
+def test_a_gpu_that_is_not_served(gpu_host, daemon):
+    gpu_host.tool = Tool(daemon.socket)
+    checks = [c for c in gpu_host.look().checks if c["name"] == "device"]
+    assert [c["result"] for c in checks] == ["ok", "warning"]
+    assert "kvpoold serves none" in checks[1]["text"] and "cuda:0" in checks[1]["advice"]
+
+
+def test_a_daemon_outside_mps(gpu_host, start_daemon, tmp_path):
+    def without_mps(method, reply):
+        if method != "GetServerInfo":
+            return reply
+        info = pb.ServerInfo.FromString(reply)
+        info.devices[0].mps = False
+        return info.SerializeToString()
+    daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path())
+    with Proxy(tmp_path / "p.sock", f"unix:{daemon.socket}", without_mps) as proxy:
+        gpu_host.tool = Tool(proxy.socket)
+        gpu_host.look().is_about("device", "warning", "outside the MPS", "CUDA_MPS_PIPE_DIRECTORY")
+
+
+# ---- for people ----------------------------------------------------------------------------------------------------
+
+
+def test_text_says_what_the_document_says(gpu_host, daemon):
+    gpu_host.tool = Tool(daemon.socket)
+    found = gpu_host.look(status=1, mode=2)
+    env = gpu_host.environment(FAKE_NVIDIA="mode=2")
+    done = gpu_host.tool.run("doctor", "--root", gpu_host.root, status=1, env=env)
+    text = " ".join(done.stdout.split())
+    for check in found.checks:
+        if check["name"] not in ("kvpoold", "/dev/shm"):  # they have times and free bytes in them
+            assert " ".join(f"{check['result']} {check['name']} {check['text']}".split()) in text
+        assert " ".join(check["advice"].split()) in text
+    assert done.stdout.splitlines()[-1] == f"1 problem, {len(found.of('warning'))} warning" + \
+        ("" if len(found.of("warning")) == 1 else "s")
+    narrow = gpu_host.tool.run("doctor", "--root", gpu_host.root, status=1, env={**env, "COLUMNS": "80"}).stdout
+    words = [line for line in narrow.splitlines() if max(map(len, line.split() or [""])) < 50]
+    assert max(map(len, words)) <= 80, narrow
+
+
+def test_root_wants_a_folder(host):
+    assert "'--root'" in host.tool.refused("doctor", "--root", status=2)[0]
