@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/executor/clock.h"
 #include "server/executor/device_cuda_error.h"
 #include "server/executor/device_cuda_name.h"
 #include "server/executor/device_cuda_nvml.h"
+#include "server/log.h"
 
 enum { processes_bytes_max = 200, gpus_bytes_max = 200 };
 
@@ -170,16 +172,19 @@ enum kvp_status kvp_cuda_gpu_open(struct kvp_cuda_device *device, const char *na
     return status;
   }
   environment_set();
+  const uint64_t began_ns = kvp_clock_ns();
   if ((status = gpu_find(device, name, &parsed, error)) != KVP_OK ||
       (status = gpu_describe(device, name, &parsed, error)) != KVP_OK) {
     return status;
   }
+  const uint64_t found_ns = kvp_clock_ns();
   const char *call = "cudaSetDevice";
   cudaError_t code = cudaSetDevice(device->ordinal);
   if (code == cudaSuccess) {
     call = "cudaFree";
     code = cudaFree(NULL); /* the context is there after that, whatever the runtime's version */
   }
+  const uint64_t context_ns = kvp_clock_ns();
   if (code == cudaSuccess) {
     call = "loading the kernels";
     code = kvp_cuda_kernels_load();
@@ -187,6 +192,10 @@ enum kvp_status kvp_cuda_gpu_open(struct kvp_cuda_device *device, const char *na
   if (code != cudaSuccess) {
     return open_error(device, name, &parsed, (int)code, call, error);
   }
+  kvp_log(KVP_LOG_INFO, "gpu_opened", "device=%s driver_ms=%llu context_ms=%llu kernels_ms=%llu", name,
+          (unsigned long long)((found_ns - began_ns) / 1000000),
+          (unsigned long long)((context_ns - found_ns) / 1000000),
+          (unsigned long long)((kvp_clock_ns() - context_ns) / 1000000));
   if ((status = kvp_cuda_driver_load(&device->driver, error)) != KVP_OK ||
       (status = chunks_supported(device, name, error)) != KVP_OK) {
     return status;

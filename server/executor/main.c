@@ -186,7 +186,8 @@ int main(int argc, char **argv) {
     kvp_ring_deinit(&ring);
   }
   if (code == exit_refused) {
-    kvp_log(KVP_LOG_ERROR, "executor_refused", "device=%s text=\"%s\"", arguments.device, error.text);
+    /* The supervisor says it, too; while it waits for the device, only now and then. */
+    kvp_log(KVP_LOG_DEBUG, "executor_refused", "device=%s text=\"%s\"", arguments.device, error.text);
     kvp_control_result_send(arguments.control_fd, hello.request, &error);
   } else {
     kvp_hello_clean_up(&hello);

@@ -154,6 +154,21 @@ def kill_executor(client):
     return told.restarts
 
 
+PHASES = re.compile(r"^\S+T(\d+):(\d+):(\d+\.\d+)Z \w+ "
+                    r"(executor_died|executor_started|gpu_opened|executor_ready|device_serving) (.*)$", re.M)
+
+
+def report_phases(daemon, began):
+    """When what happened, from the daemon's log. began: time.time()."""
+    lines = []
+    for hours, minutes, seconds, event, rest in PHASES.findall(daemon.log):
+        after = (int(hours) * 3600 + int(minutes) * 60 + float(seconds) - began % 86400) % 86400
+        if after < 3600:
+            took = " ".join(re.findall(r"(\w+_ms=\d+)", rest))
+            lines.append(f"{event} {1000 * after:.0f}{f' ({took})' if took else ''}")
+    print("FIGURE ... ms after the loss: " + ", ".join(lines))
+
+
 def report(what, seconds):
     print(f"FIGURE {what}{' under MPS' if UNDER_MPS else ''}: {seconds:.3f} s until the next step was done")
 
@@ -193,10 +208,12 @@ def lose_executor(daemon, client, rng, lose, what):
     loop.start()
     loop.wait_under_way()
     restarts = client.device().restarts
+    began_utc = time.time()
     lose()
     began = time.monotonic()
     run_until_done(lambda: lane.session.run(lane.load_step()))
     report(what, time.monotonic() - began)
+    report_phases(daemon, began_utc)
     lane.check_out()
     loop.finish()
     assert client.device().restarts > restarts
@@ -246,9 +263,10 @@ def test_a_large_pool_and_sixteen_sessions(daemon, rng):
         session.run(lane.store_step())
         lanes.append(lane)
     kill_executor(client)
-    began = time.monotonic()
+    began, began_utc = time.monotonic(), time.time()
     run_until_done(lambda: lanes[0].session.run(lanes[0].load_step()))
     report("executor killed, 16 sessions, 64 GiB pool", time.monotonic() - began)
+    report_phases(daemon, began_utc)
     for lane in lanes:
         run_until_done(lambda lane=lane: lane.session.run(lane.load_step()))
     print(f"FIGURE ... and {time.monotonic() - began:.3f} s until each of the 16 had one")
@@ -278,7 +296,7 @@ def test_another_process_is_killed_in_a_kernel(daemon, rng):
     finally:
         other.kill()
         other.wait()
-    began = time.monotonic()
+    began, began_utc = time.monotonic(), time.time()
     while True:  # a step may still be done by the old executor before it notices
         run_until_done(lambda: lane.session.run(lane.load_step()))
         lane.check_out()
@@ -286,6 +304,7 @@ def test_another_process_is_killed_in_a_kernel(daemon, rng):
             break
     restarts = client.device().restarts
     report(f"another process killed in a kernel, {restarts} executors lost", time.monotonic() - began)
+    report_phases(daemon, began_utc)
     assert UNDER_MPS or restarts == 0
     assert client.device().state == pb.DEVICE_SERVING
     lane.check_memory(client.dump(lane.region, 0, 64))
