@@ -46,11 +46,25 @@ struct kvp_owner_check {
 struct kvp_store_params {
   struct kvp_layer layer;
   struct kvp_rows source; /* [>= row_count, elements] BF16 */
-  const int32_t *slots;   /* [row_count] */
+  const int32_t *slots;   /* [row_count]; NULL: all of them are -1 */
   uint64_t row_count;
+  /* Row i is source row gather[i]; -1: a zero row, which has slot -1. NULL: source row i. An entry outside
+   * [-1, source_rows) is rejected: no record, and its cast-back is a zero row. */
+  const int32_t *gather;
+  uint64_t source_rows;      /* only with gather */
   uint64_t rows_skipped;     /* slots that are -1; only where the array was checked before */
   struct kvp_rows cast_back; /* [row_count, elements] BF16; base NULL: none */
   struct kvp_owner_check check;
+};
+
+/* Rows copied as they are, or through an index: OPS.md "assemble", part 2. */
+struct kvp_copy_rows_params {
+  struct kvp_rows source; /* [source_rows, row_bytes] */
+  struct kvp_rows out;    /* [row_count, row_bytes] */
+  const int32_t *gather;  /* [row_count] as in kvp_store_params, or NULL */
+  uint64_t row_count;
+  uint64_t source_rows;
+  uint32_t row_bytes; /* a multiple of 16 */
 };
 
 /* One int32 quadruple of a load plan. */

@@ -14,7 +14,7 @@
 #include "proto/status.h"
 
 #define KVP_WIRE_STEP_MAGIC UINT32_C(0x7073766b) /* "kvsp" */
-#define KVP_WIRE_VERSION    UINT32_C(1)
+#define KVP_WIRE_VERSION    UINT32_C(2)
 
 #define KVP_WIRE_NO_ARRAY UINT32_C(0xFFFFFFFF)
 
@@ -22,6 +22,14 @@
 enum kvp_op_kind {
   KVP_OP_STORE = 1,
   KVP_OP_LOAD = 2,
+  KVP_OP_ASSEMBLE = 3,
+  KVP_OP_FUSED_STORE = 4,
+  KVP_OP_CONVERT_KV_INDEX = 5,
+  KVP_OP_SWA_INDEX_DECODE = 6,
+  KVP_OP_EXPAND_SWA_INDEX = 7,
+  KVP_OP_KV_INDEX_CAT = 8,
+  KVP_OP_COPY_BLOCKS = 9,
+  KVP_OP_ZERO_BLOCKS = 10,
   KVP_OP_BUFFER_WRITE = 64, /* inline bytes (array 0, counted in bytes) -> view `source` */
   KVP_OP_BUFFER_READ = 65,  /* view `source` -> result bytes of the completion */
   KVP_OP_BUFFER_FILL = 66,  /* view `source` filled with the low byte of `argument` */
@@ -49,19 +57,58 @@ struct kvp_wire_array {
   uint64_t reserved[2];
 };
 
-/* 256 bytes. */
+/* What the fields of an op mean, by kind. Views of int32 have row_bytes = 4 * columns, strides that are multiples of 4.
+ *
+ *                    arrays                                source       second      third     fourth
+ *   store            slots                                 rows         cast_back
+ *   load             segments                              out          out_scales
+ *   assemble         swa segments, gather, store_slots,    chunk rows   out
+ *                    compressed segments
+ *   fused_store      slots, positions                      rows         cast_back   weight    cos_sin
+ *   convert_kv_index block_tables, valid, topk or none     topk         out
+ *   swa_index_decode offset_len                                         out
+ *   expand_swa_index pivots                                             out
+ *   kv_index_cat     left or none, right or none           left         out         right
+ *   copy_blocks      pairs [n, 2] = from, to
+ *   zero_blocks      blocks
+ *
+ * assemble: region and layer are the ring's, second_region's the compressed cache's; total_k = S, argument = C,
+ * numbers[0] = K; an array that is absent is KVP_WIRE_NO_ARRAY.
+ * fused_store: argument = rope_offset, numbers[0] = the bits of eps; weight is one row, cos_sin float32
+ * [positions, rotary_dims]; absent when there are no rotary dims.
+ * convert_kv_index: argument = queries a sequence, numbers[0] = columns of the block tables; topk comes as a view or
+ * as an array, out absent = in place (a view only).
+ * kv_index_cat: argument = base, numbers = columns left, right; an empty side has neither view nor array.
+ * swa_index_decode, expand_swa_index: argument = window, width. */
+enum kvp_wire_op_flag {
+  KVP_OP_ALLOW_STORE_BEFORE_LOAD = 1, /* load, assemble */
+  KVP_OP_KEEP_COMPRESSED = 2,         /* assemble: part 3 is there already */
+  KVP_OP_CHUNK_RESERVED = 4,          /* assemble: part 2 is filled by a later fused_store */
+  KVP_OP_CHUNK_CAST_BACK = 8,         /* assemble: part 2 as the ring region's format gives it back */
+  KVP_OP_NEOX = 16,                   /* fused_store */
+  KVP_OP_HADAMARD = 32,
+  KVP_OP_ROUND_TO_BF16 = 64,
+};
+
+/* 320 bytes. */
 struct kvp_wire_op {
   uint32_t kind;
   uint32_t flags;
   uint64_t pool_id;
   uint32_t region;
   uint32_t layer;
-  uint32_t arrays[4];          /* store: [0] slots. load: [0] segments. Others KVP_WIRE_NO_ARRAY */
-  struct kvp_wire_view source; /* store: source rows. load: output rows */
-  struct kvp_wire_view second; /* store: cast_back. load: output scales */
+  uint32_t arrays[4]; /* KVP_WIRE_NO_ARRAY: none */
+  struct kvp_wire_view source;
+  struct kvp_wire_view second;
   uint64_t total_k;
   uint64_t argument;
-  uint64_t reserved[13];
+  struct kvp_wire_view third;
+  struct kvp_wire_view fourth;
+  uint64_t second_pool_id;
+  uint32_t second_region;
+  uint32_t second_layer;
+  uint64_t numbers[3];
+  uint64_t reserved[4];
 };
 
 /* 64 bytes. */
@@ -112,7 +159,7 @@ enum kvp_completion_kind {
 
 _Static_assert(sizeof(struct kvp_wire_view) == 48, "wire layout");
 _Static_assert(sizeof(struct kvp_wire_array) == 40, "wire layout");
-_Static_assert(sizeof(struct kvp_wire_op) == 256, "wire layout");
+_Static_assert(sizeof(struct kvp_wire_op) == 320, "wire layout");
 _Static_assert(sizeof(struct kvp_wire_step) == 64, "wire layout");
 _Static_assert(sizeof(struct kvp_wire_report) == 96, "wire layout");
 _Static_assert(sizeof(struct kvp_error) == 24 + kvp_error_array_bytes_max + kvp_error_text_bytes_max, "wire layout");

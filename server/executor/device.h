@@ -20,9 +20,17 @@
 enum kvp_device_op_kind {
   KVP_DEVICE_STORE,
   KVP_DEVICE_LOAD,
-  KVP_DEVICE_WRITE,  /* host bytes -> rows */
-  KVP_DEVICE_READ,   /* rows -> host bytes */
-  KVP_DEVICE_FILL,   /* one byte -> rows */
+  KVP_DEVICE_WRITE, /* host bytes -> rows */
+  KVP_DEVICE_READ,  /* rows -> host bytes */
+  KVP_DEVICE_FILL,  /* one byte -> rows */
+  KVP_DEVICE_COPY_ROWS,
+  KVP_DEVICE_FUSED_STORE,
+  KVP_DEVICE_CONVERT_INDEX,
+  KVP_DEVICE_SWA_INDEX,
+  KVP_DEVICE_EXPAND_INDEX,
+  KVP_DEVICE_CAT_INDEX,
+  KVP_DEVICE_COPY_BLOCKS, /* of one region; blocks.pairs was checked */
+  KVP_DEVICE_ZERO_BLOCKS,
   KVP_DEVICE_SIGNAL, /* a value -> a timeline, when everything before is done */
 };
 
@@ -47,6 +55,13 @@ struct kvp_device_op {
     struct kvp_store_params store; /* arrays whose check.entries is NULL lie in host memory */
     struct kvp_load_params load;
     struct kvp_transfer_params transfer;
+    struct kvp_copy_rows_params copy_rows;
+    struct kvp_fused_store_params fused_store;
+    struct kvp_convert_index_params convert_index;
+    struct kvp_swa_index_params swa_index;
+    struct kvp_expand_index_params expand_index;
+    struct kvp_cat_index_params cat_index;
+    struct kvp_blocks_params blocks;
     struct kvp_signal_params signal;
   } params;
   struct kvp_op_counts counts; /* zeroed by the caller, filled by the device */
