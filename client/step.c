@@ -11,7 +11,7 @@
 #include "client/internal.h"
 
 /* Numbers of kvpool.proto. */
-enum { step_field_arrays = 5, step_field_ops = 6, array_field_inline = 1 };
+enum { step_field_arrays = 5, array_field_inline = 1 };
 
 kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool_error *error) {
   assert(session != NULL && out != NULL);
@@ -120,92 +120,6 @@ kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const kvpool_buffe
   return KVPOOL_OK;
 }
 
-static Kvpool__V1__View view_message(const kvpool_view *view) {
-  assert(view->buffer != NULL);
-  Kvpool__V1__View message = KVPOOL__V1__VIEW__INIT;
-  message.buffer_id = view->buffer->id;
-  message.offset_bytes = view->offset_bytes;
-  message.rows = view->rows;
-  message.row_stride_bytes = view->row_stride_bytes == 0 ? view->row_bytes : view->row_stride_bytes;
-  message.row_bytes = view->row_bytes;
-  return message;
-}
-
-/* Layer and array of the op that comes next. */
-static kvpool_status step_check_op(const kvpool_step *step, const kvpool_layer *layer, const char *name,
-                                   uint32_t array, kvpool_error *error) {
-  kvpool_status status = kvp_layer_check(layer, error);
-  if (status == KVPOOL_OK && array >= step->array_count) {
-    status =
-        kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, name, -1, array, "op %u: %s is array %u of a step that has %u",
-                    step->op_count, name, array, step->array_count);
-  }
-  if (status == KVPOOL_OK && step->op_count == kvp_ops_per_step_max) {
-    status = kvp_fail(error, KVPOOL_TOO_LARGE, "a step has at most %d ops", kvp_ops_per_step_max);
-  }
-  if (status != KVPOOL_OK && error != NULL) {
-    error->op = (int32_t)step->op_count;
-  }
-  return status;
-}
-
-static kvpool_status step_add_op(kvpool_step *step, const Kvpool__V1__Op *op, kvpool_error *error) {
-  if (!kvp_bytes_append_message(&step->body, step_field_ops, &op->base)) {
-    return kvp_fail_no_memory(error);
-  }
-  step->op_count++;
-  return KVPOOL_OK;
-}
-
-kvpool_status kvpool_step_add_store(kvpool_step *step, const kvpool_layer *layer, const kvpool_view *source,
-                                    uint32_t slots, const kvpool_view *cast_back, kvpool_error *error) {
-  assert(step != NULL && source != NULL);
-  kvpool_status status = step_check_op(step, layer, "slots", slots, error);
-  if (status != KVPOOL_OK) {
-    return status;
-  }
-  Kvpool__V1__RegionRef region = kvp_layer_reference(layer);
-  Kvpool__V1__View source_message = view_message(source);
-  Kvpool__V1__View cast_back_message;
-  Kvpool__V1__StoreOp store = KVPOOL__V1__STORE_OP__INIT;
-  store.region = &region;
-  store.source = &source_message;
-  store.slots = slots;
-  if (cast_back != NULL) {
-    cast_back_message = view_message(cast_back);
-    store.cast_back = &cast_back_message;
-  }
-  Kvpool__V1__Op op = KVPOOL__V1__OP__INIT;
-  op.op_case = KVPOOL__V1__OP__OP_STORE;
-  op.store = &store;
-  return step_add_op(step, &op, error);
-}
-
-kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_layer *layer, uint32_t segments, uint64_t total_k,
-                                   const kvpool_view *out, const kvpool_view *out_scales, kvpool_error *error) {
-  assert(step != NULL && out != NULL);
-  kvpool_status status = step_check_op(step, layer, "segments", segments, error);
-  if (status != KVPOOL_OK) {
-    return status;
-  }
-  Kvpool__V1__RegionRef region = kvp_layer_reference(layer);
-  Kvpool__V1__View out_message = view_message(out);
-  Kvpool__V1__View scales_message;
-  Kvpool__V1__LoadOp load = KVPOOL__V1__LOAD_OP__INIT;
-  load.region = &region;
-  load.segments = segments;
-  load.total_k = total_k;
-  load.out = &out_message;
-  if (out_scales != NULL) {
-    scales_message = view_message(out_scales);
-    load.out_scales = &scales_message;
-  }
-  Kvpool__V1__Op op = KVPOOL__V1__OP__INIT;
-  op.op_case = KVPOOL__V1__OP__OP_LOAD;
-  op.load = &load;
-  return step_add_op(step, &op, error);
-}
-
 kvpool_status kvp_step_pack(const kvpool_step *step, uint64_t step_id, bool with_session, grpc_byte_buffer **out,
                             kvpool_error *error) {
   Kvpool__V1__SessionRef reference = kvp_session_reference(step->session);
@@ -240,6 +154,8 @@ void kvp_op_report_from(const Kvpool__V1__OpReport *from, kvpool_op_report *out)
       .started_ns = from->started_ns,
       .finished_ns = from->finished_ns,
       .unchecked_arrays = from->unchecked_arrays,
+      .hazard_unchecked = from->hazard_unchecked,
+      .main_kv_offset = from->main_kv_offset,
   };
 }
 

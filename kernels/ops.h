@@ -49,7 +49,8 @@ struct kvp_store_params {
   const int32_t *slots;   /* [row_count]; NULL: all of them are -1 */
   uint64_t row_count;
   /* Row i is source row gather[i]; -1: a zero row, which has slot -1. NULL: source row i. An entry outside
-   * [-1, source_rows) is rejected: no record, and its cast-back is a zero row. */
+   * [-1, source_rows), and a -1 with another slot, is rejected: no record, and its cast-back is a zero row. A zero row
+   * reads nothing; it counts as skipped or rejected, and its cast-back as written. */
   const int32_t *gather;
   uint64_t source_rows;      /* only with gather */
   uint64_t rows_skipped;     /* slots that are -1; only where the array was checked before */
@@ -146,6 +147,9 @@ struct kvp_cat_index_params {
 
 enum kvp_fused_flag { KVP_FUSED_NEOX = 1, KVP_FUSED_HADAMARD = 2, KVP_FUSED_ROUND_TO_BF16 = 4 };
 
+/* Of a row that every backend takes. */
+enum { kvp_fused_elements_max = 16384 };
+
 /* RMSNorm, RoPE, Hadamard, then as a store; elements of the region's format, a power of two. */
 struct kvp_fused_store_params {
   struct kvp_store_params
@@ -172,10 +176,15 @@ struct kvp_blocks_params {
 
 /* ---- host backend: kernels/host/ ---- */
 
-/* Rows [row_begin, row_end) of the op; ranges of one op may run on several threads, each with its own counts.
- * bytes_read / bytes_written count rows and records, not metadata. */
+/* Rows [row_begin, row_end) of the op; ranges of one op may run on several threads, each with its own counts. A row
+ * counts once: stored, skipped (-1) or rejected. bytes_read / bytes_written count rows and
+ * records, not metadata. */
 void kvp_host_store(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
                     struct kvp_op_counts *counts);
+/* Rows [row_begin, row_end) as above. Rows of the source and zero rows (-1) are rows_loaded, entries outside the source
+ * rows_rejected, zero rows too; bytes_read is rows of the source, bytes_written all rows. */
+void kvp_host_copy_rows(const struct kvp_copy_rows_params *params, uint64_t row_begin, uint64_t row_end,
+                        struct kvp_op_counts *counts);
 /* Output work of segments [segment_begin, segment_end). */
 void kvp_host_load(const struct kvp_load_params *params, uint64_t segment_begin, uint64_t segment_end,
                    struct kvp_op_counts *counts);

@@ -125,7 +125,7 @@ struct kvp_wire_step {
   uint64_t reserved[3];
 };
 
-/* One op's report, 96 bytes. */
+/* One op's report, 104 bytes. */
 struct kvp_wire_report {
   uint64_t rows_stored;
   uint64_t rows_loaded;
@@ -138,10 +138,14 @@ struct kvp_wire_report {
   uint64_t queued_ns;
   uint64_t started_ns;
   uint64_t finished_ns;
-  uint64_t flags; /* KVP_REPORT_UNCHECKED_ARRAYS */
+  uint64_t flags;          /* enum kvp_wire_report_flag */
+  uint64_t main_kv_offset; /* assemble: S + C */
 };
 
-enum { KVP_REPORT_UNCHECKED_ARRAYS = 1 };
+enum kvp_wire_report_flag {
+  KVP_REPORT_UNCHECKED_ARRAYS = 1, /* an array lay in a buffer and was checked while the op ran */
+  KVP_REPORT_HAZARD_UNCHECKED = 2, /* for that reason nobody looked for a store before this load */
+};
 
 /* What a ring carries. Records towards the executor: */
 enum kvp_command_kind {
@@ -161,7 +165,7 @@ _Static_assert(sizeof(struct kvp_wire_view) == 48, "wire layout");
 _Static_assert(sizeof(struct kvp_wire_array) == 40, "wire layout");
 _Static_assert(sizeof(struct kvp_wire_op) == 320, "wire layout");
 _Static_assert(sizeof(struct kvp_wire_step) == 64, "wire layout");
-_Static_assert(sizeof(struct kvp_wire_report) == 96, "wire layout");
+_Static_assert(sizeof(struct kvp_wire_report) == 104, "wire layout");
 _Static_assert(sizeof(struct kvp_error) == 24 + kvp_error_array_bytes_max + kvp_error_text_bytes_max, "wire layout");
 
 #endif

@@ -19,8 +19,13 @@
 extern "C" {
 #endif
 
+/* Of one row of a fused_store: what every GPU's shared memory holds. */
+enum { kvp_cuda_fused_elements_max = 16384 };
+
 /* What one op found out, in device memory: zero before the launch; kernels add to it and write started_ns.
- * Of an array that was checked before, only rows_nonfinite and groups_saturated are counted: the rest is known. */
+ * Of a store, fused_store or load whose arrays were checked before, only rows_nonfinite and groups_saturated are
+ * counted: the rest is known. A store with a gather index, or without slots, counts its cast-back rows as rows_loaded,
+ * zeros among them as rows_zeroed. */
 struct kvp_cuda_counts {
   uint64_t rows_stored;
   uint64_t rows_loaded; /* zero rows among them */
@@ -51,6 +56,29 @@ cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *params, struct 
                                   cudaStream_t stream);
 cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params, struct kvp_cuda_counts *counts,
                                  cudaStream_t stream);
+/* Counted: rows_loaded, rows_zeroed and rows_rejected (entries of gather outside the source: zero rows, too). */
+cudaError_t kvp_cuda_copy_rows_launch(const struct kvp_copy_rows_params *params, struct kvp_cuda_counts *counts,
+                                      cudaStream_t stream);
+/* Rows of at most kvp_cuda_fused_elements_max elements. */
+cudaError_t kvp_cuda_fused_store_launch(const struct kvp_fused_store_params *params, struct kvp_cuda_counts *counts,
+                                        cudaStream_t stream);
+/* Ops [0, count), all at once: none of them writes what another reads or writes. Neighbours that differ in nothing but
+ * pointers, strides, row counts, tables and eps are one launch; counts[i] is that of params[i]. */
+cudaError_t kvp_cuda_fused_stores_launch(const struct kvp_fused_store_params *const *params,
+                                         struct kvp_cuda_counts *const *counts, uint32_t count, cudaStream_t stream);
+cudaError_t kvp_cuda_convert_index_launch(const struct kvp_convert_index_params *params,
+                                          struct kvp_cuda_counts *counts, cudaStream_t stream);
+cudaError_t kvp_cuda_swa_index_launch(const struct kvp_swa_index_params *params, struct kvp_cuda_counts *counts,
+                                      cudaStream_t stream);
+cudaError_t kvp_cuda_expand_index_launch(const struct kvp_expand_index_params *params, struct kvp_cuda_counts *counts,
+                                         cudaStream_t stream);
+cudaError_t kvp_cuda_cat_index_launch(const struct kvp_cat_index_params *params, struct kvp_cuda_counts *counts,
+                                      cudaStream_t stream);
+/* All units of the op: every layer of the region. */
+cudaError_t kvp_cuda_copy_blocks_launch(const struct kvp_blocks_params *params, struct kvp_cuda_counts *counts,
+                                        cudaStream_t stream);
+cudaError_t kvp_cuda_zero_blocks_launch(const struct kvp_blocks_params *params, struct kvp_cuda_counts *counts,
+                                        cudaStream_t stream);
 /* Whoever sees the value sees everything that was launched on the stream before. */
 cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream);
 /* Does nothing: what a launch costs at least. For benchmarks and clocks: writes %globaltimer when now_ns is not NULL. */
@@ -61,6 +89,22 @@ void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct k
                            struct kvp_op_counts *out);
 void kvp_cuda_load_counts(const struct kvp_load_params *params, const struct kvp_cuda_counts *found,
                           struct kvp_op_counts *out);
+void kvp_cuda_copy_rows_counts(const struct kvp_copy_rows_params *params, const struct kvp_cuda_counts *found,
+                               struct kvp_op_counts *out);
+void kvp_cuda_fused_store_counts(const struct kvp_fused_store_params *params, const struct kvp_cuda_counts *found,
+                                 struct kvp_op_counts *out);
+void kvp_cuda_convert_index_counts(const struct kvp_convert_index_params *params, const struct kvp_cuda_counts *found,
+                                   struct kvp_op_counts *out);
+void kvp_cuda_swa_index_counts(const struct kvp_swa_index_params *params, const struct kvp_cuda_counts *found,
+                               struct kvp_op_counts *out);
+void kvp_cuda_expand_index_counts(const struct kvp_expand_index_params *params, const struct kvp_cuda_counts *found,
+                                  struct kvp_op_counts *out);
+void kvp_cuda_cat_index_counts(const struct kvp_cat_index_params *params, const struct kvp_cuda_counts *found,
+                               struct kvp_op_counts *out);
+void kvp_cuda_copy_blocks_counts(const struct kvp_blocks_params *params, const struct kvp_cuda_counts *found,
+                                 struct kvp_op_counts *out);
+void kvp_cuda_zero_blocks_counts(const struct kvp_blocks_params *params, const struct kvp_cuda_counts *found,
+                                 struct kvp_op_counts *out);
 
 #ifdef __cplusplus
 }

@@ -119,6 +119,12 @@ struct load_args {
   }
 };
 
+/* Index caches have no cast-back. */
+inline bool has_cast_back(const kvp_store_params &params) {
+  const kvp_format &format = *params.layer.geometry->format;
+  return params.cast_back.base != nullptr && (format.dequantize_on_load || format.id == KVP_FORMAT_BF16);
+}
+
 /* block < num_blocks; check.entries is not NULL. Sealed blocks may be read only. */
 __device__ __forceinline__ bool owner_allows(const kvp_owner_check &check, uint32_t block, bool write) {
   if (check.owner == 0) {

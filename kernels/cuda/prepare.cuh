@@ -40,12 +40,56 @@ inline cudaError_t launch(void (*kernel)(parameter), uint32_t blocks, uint32_t t
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
 
+/* What is known of a kernel that may be launched chained. */
+struct kernel_facts {
+  uint32_t resident_blocks;
+  bool chains; /* it was compiled for a GPU that can, and runs on one */
+};
+
+inline cudaError_t kernel_facts_find(const void *kernel, int threads, int device, kernel_facts *out) {
+  cudaFuncAttributes attributes;
+  int major;
+  cudaError_t error = resident_blocks_find(kernel, threads, device, &out->resident_blocks);
+  if (error == cudaSuccess) {
+    error = cudaFuncGetAttributes(&attributes, kernel);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error == cudaSuccess) {
+    out->chains = major >= 9 && attributes.ptxVersion >= 90;
+  }
+  return error;
+}
+
+/* Launches a kernel whose first statement is chain_begin(): its blocks may be brought in while the kernel before it on
+ * the stream still runs. */
+template <class parameter>
+inline cudaError_t launch_chained(void (*kernel)(parameter), const kernel_facts &facts, dim3 blocks, uint32_t threads,
+                                  uint32_t shared_bytes, cudaStream_t stream, const parameter &argument) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = facts.chains ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, argument);
+}
+
 inline uint64_t divide_up(uint64_t a, uint64_t b) {
   return a / b + (a % b != 0);
 }
 
 cudaError_t store_prepare(int device);
 cudaError_t load_prepare(int device);
+cudaError_t gather_prepare(int device);
+cudaError_t fused_store_prepare(int device);
+cudaError_t index_prepare(int device);
+cudaError_t blocks_prepare(int device);
 
 } // namespace kvp
 

@@ -101,6 +101,23 @@ __device__ __forceinline__ int32_t read_once(const int32_t *from) {
   return v;
 }
 
+/* The same of numbers that many threads of a block read: it may come from the multiprocessor's own cache. */
+__device__ __forceinline__ int32_t read_once_cached(const int32_t *from) {
+  int32_t v;
+  asm volatile("ld.relaxed.cta.global.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+
+/* Four numbers, each of them once. */
+__device__ __forceinline__ int4 read_once_4(const int32_t *from) {
+  int4 v;
+  asm volatile("ld.relaxed.sys.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
 __device__ __forceinline__ uint64_t read_once(const uint64_t *from) {
   uint64_t v;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
@@ -116,6 +133,19 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
   uint64_t v;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v) : : "memory");
   return v;
+}
+
+/* Kernels that follow each other closely: the next one may begin when every block has called the second function, and
+ * goes on from its call of the first when all before it have ended and what they wrote is seen. */
+__device__ __forceinline__ void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
 }
 
 /* At most one unit in the last place off; for normal numbers whose reciprocal is normal. */

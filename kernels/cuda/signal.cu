@@ -62,6 +62,13 @@ extern "C" cudaError_t kvp_cuda_kernels_load(void) {
       return error;
     }
   }
-  error = kvp::store_prepare(device);
-  return error != cudaSuccess ? error : kvp::load_prepare(device);
+  cudaError_t (*const prepares[])(int) = {kvp::store_prepare,       kvp::load_prepare,  kvp::gather_prepare,
+                                          kvp::fused_store_prepare, kvp::index_prepare, kvp::blocks_prepare};
+  for (cudaError_t (*prepare)(int) : prepares) {
+    error = prepare(device);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
 }

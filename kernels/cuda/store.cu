@@ -1,6 +1,7 @@
 /* store: which kernel is launched, and how wide. See store_kernel.cuh. */
 #include <assert.h>
 
+#include "kernels/cuda/gather.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prepare.cuh"
 #include "kernels/cuda/store_copy_kernel.cuh"
@@ -72,9 +73,9 @@ cudaError_t store_prepare(int device) {
   return cudaSuccess;
 }
 
-static bool has_cast_back(const kvp_store_params &params) {
-  const kvp_format &format = *params.layer.geometry->format;
-  return params.cast_back.base != nullptr && (format.dequantize_on_load || format.id == KVP_FORMAT_BF16);
+/* Stores that are not the plain case have kernels of their own. */
+static bool is_gathered(const kvp_store_params &params) {
+  return params.gather != nullptr || params.slots == nullptr;
 }
 
 } // namespace kvp
@@ -84,6 +85,9 @@ extern "C" cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *para
   using namespace kvp;
   if (params->row_count == 0) {
     return cudaSuccess;
+  }
+  if (is_gathered(*params)) {
+    return gather_store_launch(*params, counts, stream);
   }
   int device;
   cudaError_t error = cudaGetDevice(&device);
@@ -110,6 +114,10 @@ extern "C" cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *para
 
 extern "C" void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct kvp_cuda_counts *found,
                                       struct kvp_op_counts *out) {
+  if (kvp::is_gathered(*params)) {
+    kvp::gather_store_counts(*params, *found, out);
+    return;
+  }
   const kvp_format_sizes &sizes = params->layer.geometry->sizes;
   *out = kvp_op_counts{};
   if (params->check.entries == nullptr) {

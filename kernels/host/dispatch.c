@@ -3,18 +3,27 @@
 
 #include <assert.h>
 
+#include "proto/limits.h"
+
+static const struct kvp_host_moves moves = {
+    .copy_rows = kvp_host_copy_rows, .copy_blocks = kvp_host_copy_blocks, .zero_blocks = kvp_host_zero_blocks};
+
 static const struct kvp_host_variant baseline = {.isa = "baseline",
                                                  .store = kvp_host_store_baseline,
                                                  .load = kvp_host_load_baseline,
                                                  .fused_store = kvp_host_fused_store_baseline,
-                                                 .index = &kvp_host_index_baseline};
+                                                 .index = &kvp_host_index_baseline,
+                                                 .moves = &moves,
+                                                 .fused_elements_max = kvp_format_width_max};
 
 #ifdef KVP_HOST_HAVE_AVX2
 static const struct kvp_host_variant avx2 = {.isa = "avx2",
                                              .store = kvp_host_store_avx2,
                                              .load = kvp_host_load_avx2,
                                              .fused_store = kvp_host_fused_store_avx2,
-                                             .index = &kvp_host_index_avx2};
+                                             .index = &kvp_host_index_avx2,
+                                             .moves = &moves,
+                                             .fused_elements_max = kvp_format_width_max};
 
 static const struct kvp_host_variant *better(void) {
   return __builtin_cpu_supports("avx2") ? &avx2 : NULL;

@@ -1,11 +1,12 @@
-/* Where a row of a store goes: one slot, read once and checked. Shared by the kernels that store; a slot is checked
- * here when nobody could check it before.
+/* Where a row of a store goes, and where it comes from: one slot and one gather entry, read once and checked. Shared by
+ * the kernels that store; a slot is checked here when nobody could check it before.
  */
 #ifndef KVPOOL_KERNELS_HOST_SLOT_H
 #define KVPOOL_KERNELS_HOST_SLOT_H
 
 #include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kernels/host/layout.h"
@@ -20,7 +21,7 @@ struct slot_place {
 
 KVP_INLINE struct slot_place place_slot(const struct kvp_store_params *params, uint64_t row) {
   const struct kvp_geometry *geometry = params->layer.geometry;
-  int32_t slot = kvp_read_once(&params->slots[row]);
+  int32_t slot = params->slots == NULL ? -1 : kvp_read_once(&params->slots[row]);
   if (slot == -1) {
     return (struct slot_place){.use = SLOT_SKIP};
   }

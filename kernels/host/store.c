@@ -11,6 +11,35 @@
 #include "kernels/host/slot.h"
 #include "kernels/host/variant.h"
 
+/* What a row is made of: a row of the source, or nothing. */
+struct row_origin {
+  const uint8_t *source; /* NULL: a zero row */
+  bool is_wrong;         /* for what its gather entry, or its slot with that entry, is */
+};
+
+KVP_INLINE struct row_origin row_origin_of(const struct kvp_store_params *params, uint64_t row,
+                                           const struct slot_place *place) {
+  if (params->gather == NULL) {
+    return (struct row_origin){.source = kvp_rows_at(&params->source, row)};
+  }
+  int32_t from = kvp_read_once(&params->gather[row]);
+  if (from >= 0 && (uint64_t)from < params->source_rows) {
+    return (struct row_origin){.source = kvp_rows_at(&params->source, (uint64_t)from)};
+  }
+  return (struct row_origin){.is_wrong = from != -1 || place->use != SLOT_SKIP};
+}
+
+/* A row that is made of nothing: no record, and zeros cast back. */
+KVP_INLINE void zero_row(const struct kvp_store_params *params, uint64_t row, bool is_wrong, bool cast_back,
+                         struct kvp_op_counts *counts) {
+  counts->rows_rejected += is_wrong;
+  counts->rows_skipped += !is_wrong;
+  if (cast_back) {
+    memset(kvp_rows_at(&params->cast_back, row), 0, params->layer.geometry->sizes.row_bytes);
+    counts->bytes_written += params->layer.geometry->sizes.row_bytes;
+  }
+}
+
 /* dequantize NULL: a format that has no cast-back. */
 KVP_INLINE void store_rows(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
                            struct kvp_op_counts *counts, kvp_quantize_fn *quantize, kvp_dequantize_fn *dequantize) {
@@ -24,6 +53,11 @@ KVP_INLINE void store_rows(const struct kvp_store_params *params, uint64_t row_b
     uint8_t *data = aside_data;
     uint8_t *scales = aside_scales;
     struct slot_place place = place_slot(params, row);
+    struct row_origin origin = row_origin_of(params, row, &place);
+    if (origin.source == NULL) {
+      zero_row(params, row, origin.is_wrong, cast_back, &local);
+      continue;
+    }
     if (place.use == SLOT_STORE) {
       uint8_t *block = layout.base + place.block * layout.block_stride;
       data = block + place.offset * layout.data_step;
@@ -39,8 +73,7 @@ KVP_INLINE void store_rows(const struct kvp_store_params *params, uint64_t row_b
         continue;
       }
     }
-    const uint16_t *source = (const void *)kvp_rows_at(&params->source, row);
-    struct kvp_quantize_result result = quantize(source, data, scales);
+    struct kvp_quantize_result result = quantize((const void *)origin.source, data, scales);
     local.rows_nonfinite += result.nonfinite;
     local.groups_saturated += result.groups_saturated;
     local.bytes_read += sizes->row_bytes;
@@ -86,6 +119,11 @@ static void store_bf16(const struct kvp_store_params *params, uint64_t row_begin
   struct kvp_op_counts local = {0};
   for (uint64_t row = row_begin; row < row_end; row++) {
     struct slot_place place = place_slot(params, row);
+    struct row_origin origin = row_origin_of(params, row, &place);
+    if (origin.source == NULL) {
+      zero_row(params, row, origin.is_wrong, cast_back, &local);
+      continue;
+    }
     if (place.use == SLOT_REJECT) {
       local.rows_rejected++;
       continue;
@@ -94,18 +132,17 @@ static void store_bf16(const struct kvp_store_params *params, uint64_t row_begin
     if (place.use == SLOT_SKIP && !cast_back) {
       continue;
     }
-    const uint8_t *source = kvp_rows_at(&params->source, row);
     if (place.use == SLOT_STORE) {
-      memcpy(layout.base + place.block * layout.block_stride + place.offset * layout.data_step, source,
+      memcpy(layout.base + place.block * layout.block_stride + place.offset * layout.data_step, origin.source,
              sizes->data_bytes);
       local.rows_stored++;
       local.bytes_written += sizes->data_bytes;
     }
     if (cast_back) {
-      memcpy(kvp_rows_at(&params->cast_back, row), source, sizes->row_bytes);
+      memcpy(kvp_rows_at(&params->cast_back, row), origin.source, sizes->row_bytes);
       local.bytes_written += sizes->row_bytes;
     }
-    local.rows_nonfinite += row_is_nonfinite((const void *)source, sizes->elements);
+    local.rows_nonfinite += row_is_nonfinite((const void *)origin.source, sizes->elements);
     local.bytes_read += sizes->row_bytes;
   }
   kvp_op_counts_add(counts, &local);

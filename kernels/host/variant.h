@@ -28,6 +28,16 @@ struct kvp_host_index {
               struct kvp_op_counts *counts);
 };
 
+/* The same for every instruction set: rows and blocks as they are. */
+struct kvp_host_moves {
+  void (*copy_rows)(const struct kvp_copy_rows_params *params, uint64_t row_begin, uint64_t row_end,
+                    struct kvp_op_counts *counts);
+  void (*copy_blocks)(const struct kvp_blocks_params *params, uint64_t unit_begin, uint64_t unit_end,
+                      struct kvp_op_counts *counts);
+  void (*zero_blocks)(const struct kvp_blocks_params *params, uint64_t unit_begin, uint64_t unit_end,
+                      struct kvp_op_counts *counts);
+};
+
 /* Arrays by enum kvp_format_id. */
 struct kvp_host_variant {
   const char *isa;
@@ -35,6 +45,8 @@ struct kvp_host_variant {
   kvp_host_load_fn *const *load;
   kvp_host_fused_store_fn *const *fused_store;
   const struct kvp_host_index *index;
+  const struct kvp_host_moves *moves;
+  uint32_t fused_elements_max; /* of a row of fused_store */
 };
 
 /* What this machine can run, the plainest first; NULL past the last. The kernels of kernels/ops.h use the last. */

@@ -47,12 +47,29 @@ struct kvp_signal_params {
   uint64_t value;
 };
 
+/* Arrays of an op, bit by bit. Rows of int32 that came as an array are one, too: [rows, stride / 4]. */
+enum kvp_device_array {
+  KVP_ARRAY_SLOTS = 1,
+  KVP_ARRAY_GATHER = 2,
+  KVP_ARRAY_SEGMENTS = 4,
+  KVP_ARRAY_POSITIONS = 8,
+  KVP_ARRAY_TABLES = 16, /* convert_index; */
+  KVP_ARRAY_VALID = 32,
+  KVP_ARRAY_TOPK = 64,
+  KVP_ARRAY_OFFSET_LEN = 128,
+  KVP_ARRAY_PIVOTS = 256,
+  KVP_ARRAY_LEFT = 512, /* cat_index; */
+  KVP_ARRAY_RIGHT = 1024,
+  KVP_ARRAY_BLOCKS = 2048,
+};
+
 /* One launched op: the caller's, untouched by him until the signal of its step is seen and the step collected.
- * Arrays that were checked, and host bytes of transfers, lie in the step's own memory; ops may share them. */
+ * Arrays that came with the step, and host bytes of transfers, lie in its own memory; ops may share them. */
 struct kvp_device_op {
   enum kvp_device_op_kind kind;
+  uint32_t host_arrays; /* kvp_device_array: those that came with the step; all others are in device memory */
   union {
-    struct kvp_store_params store; /* arrays whose check.entries is NULL lie in host memory */
+    struct kvp_store_params store;
     struct kvp_load_params load;
     struct kvp_transfer_params transfer;
     struct kvp_copy_rows_params copy_rows;

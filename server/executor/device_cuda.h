@@ -14,9 +14,11 @@
 #include "server/executor/device_cuda_driver.h"
 #include "server/executor/device_cuda_staging.h"
 #include "server/executor/step_layout.h"
+#include "server/executor/step_writes.h"
 
 enum {
-  kvp_cuda_streams_max = 64, /* more would not run side by side anyway */
+  kvp_cuda_streams_max = 64,   /* more would not run side by side anyway */
+  kvp_cuda_fused_ops_max = 64, /* layers of a model */
   kvp_cuda_direct_ops_max = 2,
   kvp_cuda_direct_bytes_max = 16 << 10, /* of a step's arrays that kernels read from host memory themselves */
 };
@@ -41,8 +43,10 @@ struct kvp_cuda_device {
   struct kvp_cuda_staging staging;
   struct kvp_device_clock clock;
   struct kvp_step_layout layout;
-  struct kvp_device_op *ops[kvp_ops_per_step_max]; /* scratch */
-  cudaStream_t streams[kvp_cuda_streams_max];      /* NULL: not made yet */
+  struct kvp_device_op *ops[kvp_device_ops_per_step_max];        /* scratch */
+  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];        /* scratch: fused stores that go together */
+  struct kvp_device_writes fused_writes[kvp_cuda_fused_ops_max]; /* scratch: what they write */
+  cudaStream_t streams[kvp_cuda_streams_max];                    /* NULL: not made yet */
   cudaStream_t last_stream;
   uint32_t queue_count;
 };
@@ -85,6 +89,12 @@ void kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op
 /* Everything of one step onto the stream. layout and run: the step's. */
 cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
                                  struct kvp_device_op *first, cudaStream_t stream);
+
+/* ---- device_cuda_fused.c: serving thread ---- */
+
+/* How many fused stores, from the first op on, may run at once: none writes what another one reads or writes. Their
+ * number is at most kvp_cuda_fused_ops_max. */
+uint32_t kvp_cuda_fused_count(struct kvp_cuda_device *device, const struct kvp_device_op *first);
 
 /* ---- device_cuda_open.c ---- */
 

@@ -2,8 +2,12 @@
  *
  * The first error ends it; what was launched before may run, but its signal never comes.
  */
+#include <string.h>
+
 #include "server/executor/device_cuda.h"
 #include "server/executor/device_cuda_failpoint.h"
+
+_Static_assert((int)kvp_fused_elements_max <= (int)kvp_cuda_fused_elements_max, "what intake lets through");
 
 enum copy_direction { TO_ROWS, FROM_ROWS, FILL_ROWS };
 
@@ -56,35 +60,104 @@ static cudaError_t transfer_launch(const struct kvp_cuda_device *device, enum co
   return code;
 }
 
+static cudaError_t transfer_op_launch(const struct kvp_cuda_device *device, const struct step_place *place,
+                                      const struct kvp_device_op *op, uint32_t index) {
+  const enum copy_direction direction = op->kind == KVP_DEVICE_WRITE  ? TO_ROWS
+                                        : op->kind == KVP_DEVICE_READ ? FROM_ROWS
+                                                                      : FILL_ROWS;
+  uint8_t *host = direction == FILL_ROWS ? NULL : place->host + device->layout.op_offset_bytes[index];
+  return transfer_launch(device, direction, &op->params.transfer, host, place->stream);
+}
+
+/* The op with the addresses of its arrays where kernels read them. */
+static struct kvp_device_op op_staged(const struct kvp_cuda_device *device, const struct step_place *place,
+                                      const struct kvp_device_op *op, uint32_t index) {
+  struct kvp_device_op staged = *op;
+  struct kvp_host_array arrays[kvp_host_arrays_per_op_max];
+  const uint32_t count = kvp_device_op_host_arrays(op, arrays);
+  for (uint32_t i = 0; i < count; i++) {
+    const uint8_t *array =
+        place->arrays + device->layout.array_offset_bytes[device->layout.op_first_array[index] + i];
+    memcpy((uint8_t *)&staged + arrays[i].field_offset, &array, sizeof array);
+  }
+  if (op->kind == KVP_DEVICE_LOAD && op->params.load.check.entries != NULL) {
+    staged.params.load.rows_taken = &place->counts[index].rows_taken;
+  }
+  return staged;
+}
+
+static cudaError_t index_op_launch(const struct kvp_device_op *op, struct kvp_cuda_counts *counts,
+                                   cudaStream_t stream) {
+  switch (op->kind) {
+  case KVP_DEVICE_CONVERT_INDEX:
+    return kvp_cuda_convert_index_launch(&op->params.convert_index, counts, stream);
+  case KVP_DEVICE_SWA_INDEX:
+    return kvp_cuda_swa_index_launch(&op->params.swa_index, counts, stream);
+  case KVP_DEVICE_EXPAND_INDEX:
+    return kvp_cuda_expand_index_launch(&op->params.expand_index, counts, stream);
+  default:
+    return kvp_cuda_cat_index_launch(&op->params.cat_index, counts, stream);
+  }
+}
+
 static cudaError_t op_launch(struct kvp_cuda_device *device, const struct step_place *place,
                              const struct kvp_device_op *op, uint32_t index) {
   struct kvp_cuda_counts *counts = &place->counts[index];
-  const uint64_t offset = device->layout.op_offset_bytes[index];
-  if (op->kind == KVP_DEVICE_STORE) {
-    struct kvp_store_params params = op->params.store;
-    if (params.check.entries == NULL) {
-      params.slots = (const int32_t *)(const void *)(place->arrays + offset);
+  const struct kvp_device_op staged = op_staged(device, place, op, index);
+  cudaError_t code = cudaSuccess;
+  switch (op->kind) {
+  case KVP_DEVICE_STORE:
+    return kvp_cuda_store_launch(&staged.params.store, counts, place->stream);
+  case KVP_DEVICE_LOAD:
+    return kvp_cuda_load_launch(&staged.params.load, counts, place->stream);
+  case KVP_DEVICE_COPY_ROWS:
+    return kvp_cuda_copy_rows_launch(&staged.params.copy_rows, counts, place->stream);
+  case KVP_DEVICE_COPY_BLOCKS:
+    return kvp_cuda_copy_blocks_launch(&staged.params.blocks, counts, place->stream);
+  case KVP_DEVICE_ZERO_BLOCKS:
+    return kvp_cuda_zero_blocks_launch(&staged.params.blocks, counts, place->stream);
+  case KVP_DEVICE_WRITE:
+  case KVP_DEVICE_READ:
+  case KVP_DEVICE_FILL:
+    /* Copies leave no stamp of their own. */
+    code = kvp_cuda_empty_launch(&counts->started_ns, place->stream);
+    return code == cudaSuccess ? transfer_op_launch(device, place, op, index) : code;
+  default:
+    return index_op_launch(&staged, counts, place->stream);
+  }
+}
+
+/* Fused stores from this op on that may run at once; *launched: how many. */
+static cudaError_t fused_ops_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                                    const struct kvp_device_op *first, uint32_t index, uint32_t *launched) {
+  const struct kvp_fused_store_params *params[kvp_cuda_fused_ops_max];
+  struct kvp_cuda_counts *counts[kvp_cuda_fused_ops_max];
+  const uint32_t count = kvp_cuda_fused_count(device, first);
+  const struct kvp_device_op *op = first;
+  for (uint32_t i = 0; i < count; i++, op = op->next) {
+    device->fused_ops[i] = op_staged(device, place, op, index + i);
+    params[i] = &device->fused_ops[i].params.fused_store;
+    counts[i] = &place->counts[index + i];
+  }
+  *launched = count;
+  return count == 1 ? kvp_cuda_fused_store_launch(params[0], counts[0], place->stream)
+                    : kvp_cuda_fused_stores_launch(params, counts, count, place->stream);
+}
+
+/* Every op of the step; *signal: what is behind them. */
+static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                              const struct kvp_device_op *first, const struct kvp_device_op **signal) {
+  const struct kvp_device_op *op = first;
+  cudaError_t code = cudaSuccess;
+  for (uint32_t index = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL;) {
+    uint32_t launched = 1;
+    code = op->kind == KVP_DEVICE_FUSED_STORE ? fused_ops_launch(device, place, op, index, &launched)
+                                              : op_launch(device, place, op, index);
+    for (; launched > 0; launched--, index++) {
+      op = op->next;
     }
-    return kvp_cuda_store_launch(&params, counts, place->stream);
   }
-  if (op->kind == KVP_DEVICE_LOAD) {
-    struct kvp_load_params params = op->params.load;
-    if (params.check.entries != NULL) {
-      params.rows_taken = &counts->rows_taken;
-    } else {
-      params.segments = (const struct kvp_segment *)(const void *)(place->arrays + offset);
-    }
-    return kvp_cuda_load_launch(&params, counts, place->stream);
-  }
-  /* Copies leave no stamp of their own. */
-  cudaError_t code = kvp_cuda_empty_launch(&counts->started_ns, place->stream);
-  if (code == cudaSuccess) {
-    const enum copy_direction direction = op->kind == KVP_DEVICE_WRITE  ? TO_ROWS
-                                          : op->kind == KVP_DEVICE_READ ? FROM_ROWS
-                                                                        : FILL_ROWS;
-    uint8_t *host = direction == FILL_ROWS ? NULL : place->host + offset;
-    code = transfer_launch(device, direction, &op->params.transfer, host, place->stream);
-  }
+  *signal = op;
   return code;
 }
 
@@ -113,9 +186,9 @@ cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kv
                ? cudaSuccess
                : cudaMemcpyAsync(arrays, place.host, layout->arrays_bytes, cudaMemcpyHostToDevice, stream);
   }
-  const struct kvp_device_op *op = first;
-  for (uint32_t i = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL; i++, op = op->next) {
-    code = op_launch(device, &place, op, i);
+  const struct kvp_device_op *op = NULL;
+  if (code == cudaSuccess) {
+    code = ops_launch(device, &place, first, &op);
   }
   if (code != cudaSuccess) {
     return code;

@@ -98,8 +98,19 @@ static void times_set(const struct kvp_cuda_device *device, const struct kvp_cud
   }
 }
 
-static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *found, const uint8_t **results) {
+static void transfer_collect(struct kvp_device_op *op, const uint8_t **results) {
   const struct kvp_transfer_params *transfer = &op->params.transfer;
+  const uint64_t bytes = transfer->row_count * transfer->row_bytes;
+  if (op->kind != KVP_DEVICE_READ) {
+    op->counts.bytes_written = bytes;
+    return;
+  }
+  op->counts.bytes_read = bytes;
+  memcpy(transfer->host, *results, bytes);
+  *results += bytes;
+}
+
+static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *found, const uint8_t **results) {
   switch (op->kind) {
   case KVP_DEVICE_STORE:
     kvp_cuda_store_counts(&op->params.store, found, &op->counts);
@@ -108,13 +119,33 @@ static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *f
     kvp_cuda_load_counts(&op->params.load, found, &op->counts);
     break;
   case KVP_DEVICE_READ:
-    op->counts.bytes_read = transfer->row_count * transfer->row_bytes;
-    memcpy(transfer->host, *results, op->counts.bytes_read);
-    *results += op->counts.bytes_read;
-    break;
   case KVP_DEVICE_WRITE:
   case KVP_DEVICE_FILL:
-    op->counts.bytes_written = transfer->row_count * transfer->row_bytes;
+    transfer_collect(op, results);
+    break;
+  case KVP_DEVICE_COPY_ROWS:
+    kvp_cuda_copy_rows_counts(&op->params.copy_rows, found, &op->counts);
+    break;
+  case KVP_DEVICE_FUSED_STORE:
+    kvp_cuda_fused_store_counts(&op->params.fused_store, found, &op->counts);
+    break;
+  case KVP_DEVICE_CONVERT_INDEX:
+    kvp_cuda_convert_index_counts(&op->params.convert_index, found, &op->counts);
+    break;
+  case KVP_DEVICE_SWA_INDEX:
+    kvp_cuda_swa_index_counts(&op->params.swa_index, found, &op->counts);
+    break;
+  case KVP_DEVICE_EXPAND_INDEX:
+    kvp_cuda_expand_index_counts(&op->params.expand_index, found, &op->counts);
+    break;
+  case KVP_DEVICE_CAT_INDEX:
+    kvp_cuda_cat_index_counts(&op->params.cat_index, found, &op->counts);
+    break;
+  case KVP_DEVICE_COPY_BLOCKS:
+    kvp_cuda_copy_blocks_counts(&op->params.blocks, found, &op->counts);
+    break;
+  case KVP_DEVICE_ZERO_BLOCKS:
+    kvp_cuda_zero_blocks_counts(&op->params.blocks, found, &op->counts);
     break;
   case KVP_DEVICE_SIGNAL:
     break;

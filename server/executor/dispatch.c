@@ -72,18 +72,26 @@ void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id) 
   kvp_queues_close(&dispatch->queues, queue_id);
 }
 
-/* The step's ops as the device takes them, its signal last. */
+/* The step's device ops as the device takes them, its signal last. */
 static struct kvp_device_op *step_chain(struct kvp_step *step) {
   struct kvp_device_op *first = &step->signal;
   for (uint32_t i = step->op_count; i > 0; i--) {
-    step->ops[i - 1].device.next = first;
-    first = &step->ops[i - 1].device;
+    struct kvp_step_op *op = &step->ops[i - 1];
+    if (op->first != NULL) {
+      op->last->next = first;
+      first = op->first;
+    }
   }
   return first;
 }
 
 static struct kvp_device_op *step_first(struct kvp_step *step) {
-  return step->op_count > 0 ? &step->ops[0].device : &step->signal;
+  for (uint32_t i = 0; i < step->op_count; i++) {
+    if (step->ops[i].first != NULL) {
+      return step->ops[i].first;
+    }
+  }
+  return &step->signal;
 }
 
 /* False: no room, nothing has changed. */

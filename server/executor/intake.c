@@ -13,7 +13,37 @@ enum { inline_alignment_bytes = 8 };
   kvp_error_set_at((error), KVP_MALFORMED, -1, (array), (int64_t)(position), (int64_t)(value), __VA_ARGS__)
 
 void kvp_intake_deinit(struct kvp_intake *intake) {
+  kvp_compressed_parts_deinit(&intake->compressed);
+  kvp_slot_marks_deinit(&intake->marks);
   kvp_slot_set_deinit(&intake->slots);
+}
+
+enum kvp_status kvp_intake_no_memory(struct kvp_intake_op *op) {
+  return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_MEMORY, "", -1, 0, "%s", "no memory to check it");
+}
+
+struct kvp_device_op *kvp_intake_device_op(struct kvp_intake_op *op, enum kvp_device_op_kind kind) {
+  struct kvp_step_op *out = op->out;
+  if (op->step->device_op_count >= kvp_device_ops_per_step_max) {
+    (void)KVP_INTAKE_REFUSE(op, KVP_TOO_LARGE, "ops", -1, op->step->device_op_count,
+                            "the ops up to this one are more than %d for the device", kvp_device_ops_per_step_max);
+    return NULL;
+  }
+  struct kvp_device_op *device_op = kvp_arena_alloc(&op->step->arena, sizeof *device_op);
+  if (device_op == NULL) {
+    (void)kvp_intake_no_memory(op);
+    return NULL;
+  }
+  memset(device_op, 0, sizeof *device_op);
+  device_op->kind = kind;
+  op->step->device_op_count++;
+  if (out->first == NULL) {
+    out->first = device_op;
+  } else {
+    out->last->next = device_op;
+  }
+  out->last = device_op;
+  return device_op;
 }
 
 static enum kvp_status header_check(const struct kvp_wire_step *header, uint32_t wire_bytes,
@@ -74,50 +104,103 @@ static enum kvp_status inline_arrays_check(const struct kvp_wire_step *header, c
   return KVP_OK;
 }
 
-static const char *op_kind_name(uint32_t kind) {
-  switch (kind) {
-  case KVP_OP_STORE:
-    return "store";
-  case KVP_OP_LOAD:
-    return "load";
-  case KVP_OP_BUFFER_WRITE:
-    return "buffer_write";
-  case KVP_OP_BUFFER_READ:
-    return "buffer_read";
-  case KVP_OP_BUFFER_FILL:
-    return "buffer_fill";
-  case KVP_OP_REGION_READ:
-    return "region_read";
-  default:
-    return NULL;
+/* ---- ops ---- */
+
+enum { VIEW_SOURCE = 1, VIEW_SECOND = 2, VIEW_THIRD = 4, VIEW_FOURTH = 8, view_count = 4, number_count = 3 };
+
+/* A kind of op, and which of an encoded op's fields it has. What it hasn't is empty. */
+struct op_kind {
+  const char *name;
+  enum kvp_status (*check)(struct kvp_intake_op *op);
+  uint32_t kind;
+  uint32_t flags;
+  uint32_t arrays; /* a bit each */
+  uint32_t views;
+  uint32_t numbers; /* how many */
+  bool has_second_region;
+};
+
+static const struct op_kind op_kinds[] = {
+    {"store", kvp_intake_store, KVP_OP_STORE, 0, 1, VIEW_SOURCE | VIEW_SECOND, 0, false},
+    {"load", kvp_intake_load, KVP_OP_LOAD, KVP_OP_ALLOW_STORE_BEFORE_LOAD, 1, VIEW_SOURCE | VIEW_SECOND, 0, false},
+    {"assemble", kvp_intake_assemble, KVP_OP_ASSEMBLE,
+     KVP_OP_ALLOW_STORE_BEFORE_LOAD | KVP_OP_KEEP_COMPRESSED | KVP_OP_CHUNK_RESERVED | KVP_OP_CHUNK_CAST_BACK, 15,
+     VIEW_SOURCE | VIEW_SECOND, 1, true},
+    {"fused_store", kvp_intake_fused_store, KVP_OP_FUSED_STORE, KVP_OP_NEOX | KVP_OP_HADAMARD | KVP_OP_ROUND_TO_BF16,
+     3, VIEW_SOURCE | VIEW_SECOND | VIEW_THIRD | VIEW_FOURTH, 1, false},
+    {"convert_kv_index", kvp_intake_convert_kv_index, KVP_OP_CONVERT_KV_INDEX, 0, 7, VIEW_SOURCE | VIEW_SECOND, 1,
+     false},
+    {"swa_index_decode", kvp_intake_swa_index_decode, KVP_OP_SWA_INDEX_DECODE, 0, 1, VIEW_SECOND, 0, false},
+    {"expand_swa_index", kvp_intake_expand_swa_index, KVP_OP_EXPAND_SWA_INDEX, 0, 1, VIEW_SECOND, 0, false},
+    {"kv_index_cat", kvp_intake_kv_index_cat, KVP_OP_KV_INDEX_CAT, 0, 3, VIEW_SOURCE | VIEW_SECOND | VIEW_THIRD, 2,
+     false},
+    {"copy_blocks", kvp_intake_copy_blocks, KVP_OP_COPY_BLOCKS, 0, 1, 0, 0, false},
+    {"zero_blocks", kvp_intake_zero_blocks, KVP_OP_ZERO_BLOCKS, 0, 1, 0, 0, false},
+    {"buffer_write", kvp_intake_transfer, KVP_OP_BUFFER_WRITE, 0, 1, VIEW_SOURCE, 0, false},
+    {"buffer_read", kvp_intake_transfer, KVP_OP_BUFFER_READ, 0, 0, VIEW_SOURCE, 0, false},
+    {"buffer_fill", kvp_intake_transfer, KVP_OP_BUFFER_FILL, 0, 0, VIEW_SOURCE, 0, false},
+    {"region_read", kvp_intake_transfer, KVP_OP_REGION_READ, 0, 0, 0, 0, false},
+};
+
+/* NULL: not known. */
+static const struct op_kind *op_kind_find(uint32_t kind) {
+  for (size_t i = 0; i < sizeof op_kinds / sizeof op_kinds[0]; i++) {
+    if (op_kinds[i].kind == kind) {
+      return &op_kinds[i];
+    }
   }
+  return NULL;
 }
 
-/* What is to be empty in every op of this version. */
-static enum kvp_status op_rest_check(struct kvp_intake_op *op) {
+static enum kvp_status op_numbers_check(struct kvp_intake_op *op, const struct op_kind *kind) {
   const struct kvp_wire_op *wire = op->wire;
-  if (wire->flags != 0) {
-    return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "flags", -1, wire->flags, "flags are 0x%x, none is known",
-                             wire->flags);
+  for (uint32_t i = kind->numbers; i < number_count; i++) {
+    if (wire->numbers[i] != 0) {
+      return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "numbers", i, wire->numbers[i], "it has no number %u", i);
+    }
+  }
+  if (!kind->has_second_region &&
+      (wire->second_pool_id != 0 || wire->second_region != 0 || wire->second_layer != 0)) {
+    return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "second_pool", -1, wire->second_pool_id, "%s",
+                             "it has no second region");
   }
   for (size_t i = 0; i < sizeof wire->reserved / sizeof wire->reserved[0]; i++) {
     if (wire->reserved[i] != 0) {
       return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "reserved", i, wire->reserved[i], "reserved field %zu is not 0", i);
     }
   }
-  bool has_array = wire->kind == KVP_OP_STORE || wire->kind == KVP_OP_LOAD || wire->kind == KVP_OP_BUFFER_WRITE;
-  for (size_t i = has_array ? 1 : 0; i < sizeof wire->arrays / sizeof wire->arrays[0]; i++) {
-    if (wire->arrays[i] != KVP_WIRE_NO_ARRAY) {
-      return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "arrays", i, wire->arrays[i], "it has no array %zu", i);
-    }
-  }
   return KVP_OK;
 }
 
+/* What is to be empty in an op of this kind. */
+static enum kvp_status op_rest_check(struct kvp_intake_op *op, const struct op_kind *kind) {
+  const struct kvp_wire_op *wire = op->wire;
+  const struct kvp_wire_view *views[view_count] = {&wire->source, &wire->second, &wire->third, &wire->fourth};
+  static const char *const names[view_count] = {"source", "second", "third", "fourth"};
+  if ((wire->flags & ~kind->flags) != 0) {
+    return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "flags", -1, wire->flags, "flags are 0x%x, known are 0x%x",
+                             wire->flags, kind->flags);
+  }
+  for (uint32_t i = 0; i < sizeof wire->arrays / sizeof wire->arrays[0]; i++) {
+    if ((kind->arrays >> i & 1) == 0 && wire->arrays[i] != KVP_WIRE_NO_ARRAY) {
+      return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "arrays", i, wire->arrays[i], "it has no array %u", i);
+    }
+  }
+  for (uint32_t i = 0; i < view_count; i++) {
+    if ((kind->views >> i & 1) == 0) {
+      enum kvp_status status = kvp_intake_view_absent(op, names[i], views[i]);
+      if (status != KVP_OK) {
+        return status;
+      }
+    }
+  }
+  return op_numbers_check(op, kind);
+}
+
 static enum kvp_status op_check(struct kvp_intake_op *op) {
-  op->name = op_kind_name(op->wire->kind);
-  if (op->name == NULL) {
-    op->name = "unknown";
+  const struct op_kind *kind = op_kind_find(op->wire->kind);
+  op->name = kind != NULL ? kind->name : "unknown";
+  if (kind == NULL) {
     return KVP_INTAKE_REFUSE(op, KVP_UNIMPLEMENTED, "kind", -1, op->wire->kind, "kind %u is not known",
                              op->wire->kind);
   }
@@ -125,18 +208,8 @@ static enum kvp_status op_check(struct kvp_intake_op *op) {
     return KVP_INTAKE_REFUSE(op, KVP_PERMISSION_DENIED, "kind", -1, op->wire->kind, "kind %u is the daemon's own",
                              op->wire->kind);
   }
-  enum kvp_status status = op_rest_check(op);
-  if (status != KVP_OK) {
-    return status;
-  }
-  switch (op->wire->kind) {
-  case KVP_OP_STORE:
-    return kvp_intake_store(op);
-  case KVP_OP_LOAD:
-    return kvp_intake_load(op);
-  default:
-    return kvp_intake_transfer(op);
-  }
+  enum kvp_status status = op_rest_check(op, kind);
+  return status == KVP_OK ? kind->check(op) : status;
 }
 
 /* Gives every read its place in the step's results. */
@@ -154,8 +227,9 @@ static enum kvp_status results_place(struct kvp_step *step, uint64_t completion_
                          (unsigned long long)step->result_bytes);
   }
   for (uint32_t i = 0; i < step->op_count; i++) {
-    if (step->ops[i].device.kind == KVP_DEVICE_READ) {
-      step->ops[i].device.params.transfer.host = step->results + step->ops[i].result_offset_bytes;
+    struct kvp_device_op *first = step->ops[i].first;
+    if (first != NULL && first->kind == KVP_DEVICE_READ) {
+      first->params.transfer.host = step->results + step->ops[i].result_offset_bytes;
     }
   }
   return KVP_OK;
@@ -164,6 +238,8 @@ static enum kvp_status results_place(struct kvp_step *step, uint64_t completion_
 enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *step, struct kvp_error *error) {
   intake->elements_checked = 0;
   intake->pieces_cut = 0;
+  intake->compressed.looks = 0;
+  kvp_slot_marks_begin(&intake->marks);
   const struct kvp_wire_step *header = (const struct kvp_wire_step *)(const void *)step->wire;
   if (step->wire_bytes < sizeof *header) {
     return REFUSE_ENCODING(error, "bytes", -1, step->wire_bytes, "step: %u bytes are no step", step->wire_bytes);
@@ -194,6 +270,8 @@ enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *ste
   memset(op.memos, 0, memos_bytes);
   step->queue = header->queue;
   step->result_bytes = 0;
+  step->device_op_count = 0;
+  step->assembles = false;
   for (uint32_t i = 0; i < header->op_count; i++) {
     op.index = (int32_t)i;
     op.wire = &ops[i];

@@ -1,7 +1,7 @@
 /* The door every step comes through: its bytes, a private copy, become checked ops, or an error that names op, array,
  * position and value. Nothing of a step runs before all of it was checked.
  *
- * A pure function of the bytes, the tables and the owner tables. Serving thread.
+ * A pure function of the bytes, the tables, the owner tables, and what accepted steps have assembled. Serving thread.
  */
 #ifndef KVPOOL_EXECUTOR_INTAKE_H
 #define KVPOOL_EXECUTOR_INTAKE_H
@@ -9,7 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "server/executor/compressed_parts.h"
 #include "server/executor/objects.h"
+#include "server/executor/slot_marks.h"
 #include "server/executor/slot_set.h"
 #include "server/executor/step.h"
 
@@ -17,9 +19,11 @@ struct kvp_intake {
   const struct kvp_objects *objects;
   bool allows_daemon_ops;        /* the ring is the supervisor's: ops from KVP_OP_BUFFER_WRITE on may come */
   uint64_t completion_bytes_max; /* reports and results of one step */
-  struct kvp_slot_set slots;     /* scratch */
-  uint64_t elements_checked;     /* of the step at hand */
-  uint64_t pieces_cut;           /* likewise: of segments, beyond its arrays */
+  struct kvp_compressed_parts compressed;
+  struct kvp_slot_set slots;   /* scratch */
+  struct kvp_slot_marks marks; /* scratch of a step */
+  uint64_t elements_checked;   /* of the step at hand */
+  uint64_t pieces_cut;         /* likewise: of segments, beyond its arrays */
 };
 
 /* Zeroed but for the first three fields: ready to use. */

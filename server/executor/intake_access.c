@@ -1,34 +1,60 @@
-/* What an op may touch: layers, views, arrays, blocks. */
+/* What an op may touch: layers, views, arrays. */
 #include <assert.h>
-#include <string.h>
+#include <stdio.h>
 
-#include "proto/owner_entry.h"
 #include "server/executor/intake_op.h"
 
-enum kvp_status kvp_intake_no_memory(struct kvp_intake_op *op) {
-  return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_MEMORY, "", -1, 0, "%s", "no memory to check it");
+enum kvp_status kvp_intake_pool(struct kvp_intake_op *op, const char *prefix, uint64_t pool_id,
+                                struct kvp_pool **out) {
+  char name[kvp_error_array_bytes_max];
+  struct kvp_step_op *step_op = op->out;
+  *out = kvp_objects_pool(op->intake->objects, pool_id);
+  if (*out == NULL) {
+    (void)snprintf(name, sizeof name, "%spool", prefix);
+    return KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_POOL, name, -1, pool_id, "%spool %llu is not on this device", prefix,
+                             (unsigned long long)pool_id);
+  }
+  if (step_op->pool_count == 0 || step_op->pools[0] != *out) {
+    assert(step_op->pool_count < kvp_step_op_pools_max);
+    step_op->pools[step_op->pool_count++] = *out;
+  }
+  return KVP_OK;
 }
 
-enum kvp_status kvp_intake_layer(struct kvp_intake_op *op, struct kvp_layer *out) {
-  const struct kvp_wire_op *wire = op->wire;
-  struct kvp_pool *pool = kvp_objects_pool(op->intake->objects, wire->pool_id);
-  if (pool == NULL) {
-    return KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_POOL, "pool", -1, wire->pool_id, "pool %llu is not on this device",
-                             (unsigned long long)wire->pool_id);
+enum kvp_status kvp_intake_place_find(struct kvp_intake_op *op, const char *prefix, uint64_t pool_id, uint32_t region,
+                                      uint32_t layer, struct kvp_intake_place *out) {
+  char name[kvp_error_array_bytes_max];
+  enum kvp_status status = kvp_intake_pool(op, prefix, pool_id, &out->pool);
+  if (status != KVP_OK) {
+    return status;
   }
-  if (wire->region >= pool->region_count) {
-    return KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_REGION, "region", -1, wire->region, "region %u, the pool has %u",
-                             wire->region, pool->region_count);
+  if (region >= out->pool->region_count) {
+    (void)snprintf(name, sizeof name, "%sregion", prefix);
+    return KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_REGION, name, -1, region, "%sregion %u, the pool has %u", prefix, region,
+                             out->pool->region_count);
   }
-  const struct kvp_region *region = &pool->regions[wire->region];
-  if (wire->layer >= region->geometry.num_layers) {
-    return KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_LAYER, "layer", -1, wire->layer, "layer %u, region '%s' has %u",
-                             wire->layer, region->name, region->geometry.num_layers);
+  out->region = &out->pool->regions[region];
+  const struct kvp_geometry *geometry = &out->region->geometry;
+  if (layer >= geometry->num_layers) {
+    (void)snprintf(name, sizeof name, "%slayer", prefix);
+    return KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_LAYER, name, -1, layer, "%slayer %u, region '%s' has %u", prefix, layer,
+                             out->region->name, geometry->num_layers);
   }
-  op->out->pool = pool;
-  out->base = region->base + wire->layer * region->geometry.layer_stride_bytes;
-  out->geometry = &region->geometry;
+  out->layer = (struct kvp_layer){out->region->base + layer * geometry->layer_stride_bytes, geometry};
   return KVP_OK;
+}
+
+enum kvp_status kvp_intake_place(struct kvp_intake_op *op, struct kvp_intake_place *out) {
+  return kvp_intake_place_find(op, "", op->wire->pool_id, op->wire->region, op->wire->layer, out);
+}
+
+enum kvp_status kvp_intake_ring(struct kvp_intake_op *op, struct kvp_intake_place *out) {
+  enum kvp_status status = kvp_intake_place(op, out);
+  if (status == KVP_OK && out->pool->kind != KVP_POOL_RING) {
+    return KVP_INTAKE_REFUSE(op, KVP_INVALID_ARGUMENT, "pool", -1, out->pool->id,
+                             "pool %llu is paged, a ring's is needed", (unsigned long long)out->pool->id);
+  }
+  return status;
 }
 
 /* A buffer of the step's owner; the op holds it from here on. NULL: refused as unknown_buffer. */
@@ -53,7 +79,7 @@ static enum kvp_status view_shape_check(struct kvp_intake_op *op, const char *na
   }
   if (wire->row_bytes == 0 || (row_bytes != 0 && wire->row_bytes != row_bytes)) {
     return KVP_INTAKE_REFUSE(op, KVP_WRONG_FORMAT, name, -1, wire->row_bytes,
-                             "%s.row_bytes = %u, rows of this region have %llu", name, wire->row_bytes,
+                             "%s.row_bytes = %u, rows of this op have %llu", name, wire->row_bytes,
                              (unsigned long long)row_bytes);
   }
   if (wire->offset_bytes % base_alignment != 0) {
@@ -107,10 +133,8 @@ enum kvp_status kvp_intake_view_check(struct kvp_intake_op *op, const char *name
   }
   *out = (struct kvp_intake_view){
       .name = name,
-      .base = buffer->base + wire->offset_bytes,
-      .rows = wire->rows,
-      .row_bytes = wire->row_bytes,
-      .stride_bytes = wire->row_stride_bytes,
+      .offset_bytes = wire->offset_bytes,
+      .area = {buffer->base + wire->offset_bytes, wire->rows, wire->row_bytes, wire->row_stride_bytes},
   };
   return KVP_OK;
 }
@@ -122,36 +146,34 @@ enum kvp_status kvp_intake_view_absent(struct kvp_intake_op *op, const char *nam
   return KVP_OK;
 }
 
-/* The view's rows lie at columns [begin, begin + row_bytes) of a grid as wide as the stride: those of two views of
- * one stride don't touch when their columns don't. */
-static bool columns_apart(const struct kvp_intake_view *a, const struct kvp_intake_view *b) {
-  if (a->stride_bytes != b->stride_bytes || a->base == b->base) {
-    return false;
+enum kvp_status kvp_intake_rows_enough(struct kvp_intake_op *op, const char *what, uint64_t count,
+                                       const struct kvp_intake_view *view) {
+  if (view->area.base != NULL && count > view->area.rows) {
+    return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, what, view->area.rows, count, "%llu %s, but %s has %llu rows",
+                             (unsigned long long)count, what, view->name, (unsigned long long)view->area.rows);
   }
-  uint64_t stride = a->stride_bytes;
-  uint64_t distance = (uint64_t)((uintptr_t)b->base % stride + stride - (uintptr_t)a->base % stride) % stride;
-  return distance >= a->row_bytes && stride - distance >= b->row_bytes;
+  return KVP_OK;
 }
 
 enum kvp_status kvp_intake_views_apart(struct kvp_intake_op *op, const struct kvp_intake_view *output,
                                        const struct kvp_intake_view *other) {
-  if (output->base == NULL || other->base == NULL || output->rows == 0 || other->rows == 0) {
+  if (!kvp_row_areas_overlap(&output->area, &other->area)) {
     return KVP_OK;
   }
-  const uintptr_t output_begin = (uintptr_t)output->base;
-  const uintptr_t output_end = output_begin + (output->rows - 1) * output->stride_bytes + output->row_bytes;
-  const uintptr_t other_begin = (uintptr_t)other->base;
-  const uintptr_t other_end = other_begin + (other->rows - 1) * other->stride_bytes + other->row_bytes;
-  if (output_end <= other_begin || other_end <= output_begin || columns_apart(output, other)) {
-    return KVP_OK;
-  }
-  return KVP_INTAKE_REFUSE(op, KVP_INVALID_ARGUMENT, output->name, -1, op->wire->second.offset_bytes,
-                           "%s overlaps %s", output->name, other->name);
+  return KVP_INTAKE_REFUSE(op, KVP_INVALID_ARGUMENT, output->name, -1, output->offset_bytes, "%s overlaps %s",
+                           output->name, other->name);
 }
 
-enum kvp_status kvp_intake_array_check(struct kvp_intake_op *op, const char *name, uint64_t element_bytes,
-                                       struct kvp_intake_array *out) {
-  const uint32_t index = op->wire->arrays[0];
+enum kvp_status kvp_intake_array_optional(struct kvp_intake_op *op, uint32_t number, const char *name,
+                                          uint64_t element_bytes, struct kvp_intake_array *out) {
+  *out = (struct kvp_intake_array){.name = name, .index = KVP_WIRE_NO_ARRAY};
+  return op->wire->arrays[number] == KVP_WIRE_NO_ARRAY ? KVP_OK
+                                                       : kvp_intake_array_check(op, number, name, element_bytes, out);
+}
+
+enum kvp_status kvp_intake_array_check(struct kvp_intake_op *op, uint32_t number, const char *name,
+                                       uint64_t element_bytes, struct kvp_intake_array *out) {
+  const uint32_t index = op->wire->arrays[number];
   if (index == KVP_WIRE_NO_ARRAY) {
     return KVP_INTAKE_REFUSE(op, KVP_INVALID_ARGUMENT, name, -1, 0, "%s are missing", name);
   }
@@ -191,109 +213,9 @@ enum kvp_status kvp_intake_array_check(struct kvp_intake_op *op, const char *nam
 
 enum kvp_status kvp_intake_array_apart(struct kvp_intake_op *op, const struct kvp_intake_view *output,
                                        const struct kvp_intake_array *array) {
-  if (array->is_inline || array->bytes == 0) {
+  if (array->is_inline || array->data == NULL || array->bytes == 0) {
     return KVP_OK;
   }
-  const struct kvp_intake_view view = {
-      .name = array->name,
-      .base = (uint8_t *)array->data,
-      .rows = 1,
-      .row_bytes = array->bytes,
-      .stride_bytes = array->bytes,
-  };
+  const struct kvp_intake_view view = {.name = array->name, .area = {array->data, 1, array->bytes, array->bytes}};
   return kvp_intake_views_apart(op, output, &view);
-}
-
-static const char *block_state_name(enum kvp_block_state state) {
-  switch (state) {
-  case KVP_BLOCK_FREE:
-    return "free";
-  case KVP_BLOCK_LEASED:
-    return "leased";
-  case KVP_BLOCK_SEALED:
-    return "sealed";
-  case KVP_BLOCK_QUARANTINED:
-    return "being freed";
-  }
-  return "in no known state";
-}
-
-/* "op 3 store: slots[7] = 130: " and what follows. */
-#define ELEMENT_REFUSE(op, status, element, format, ...)                                                             \
-  KVP_INTAKE_REFUSE(op, status, (element)->array, (element)->position, (element)->value,                             \
-                    "%s[%llu]%s = %lld: " format, (element)->array, (unsigned long long)(element)->index,            \
-                    (element)->field, (long long)(element)->value, __VA_ARGS__)
-
-enum kvp_status kvp_intake_block_check(struct kvp_intake_op *op, const struct kvp_intake_element *element,
-                                       uint32_t block, bool is_write) {
-  if (op->header->owner == 0) {
-    return KVP_OK;
-  }
-  const uint64_t entry = atomic_load_explicit(&op->out->pool->owner_entries[block], memory_order_acquire);
-  const enum kvp_block_state state = kvp_owner_entry_state(entry);
-  const bool is_held = state == KVP_BLOCK_LEASED || state == KVP_BLOCK_SEALED;
-  if (!is_held || kvp_owner_entry_owner(entry) != op->header->owner) {
-    return ELEMENT_REFUSE(op, KVP_NOT_OWNER, element, "block %u is not this session's (%s)", block,
-                          is_held ? "another session's" : block_state_name(state));
-  }
-  if (is_write && state == KVP_BLOCK_SEALED) {
-    return ELEMENT_REFUSE(op, KVP_SEALED_BLOCK, element, "block %u is sealed", block);
-  }
-  if (kvp_owner_entry_epoch(entry) > op->header->epoch) {
-    return ELEMENT_REFUSE(op, KVP_STALE_BLOCK, element, "block %u was assigned at epoch %llu, the step's is %llu",
-                          block, (unsigned long long)kvp_owner_entry_epoch(entry),
-                          (unsigned long long)op->header->epoch);
-  }
-  return KVP_OK;
-}
-
-struct kvp_owner_check kvp_intake_owner_check(struct kvp_intake_op *op, const struct kvp_intake_array *array) {
-  if (array->is_inline) {
-    return (struct kvp_owner_check){0};
-  }
-  op->out->report_flags |= KVP_REPORT_UNCHECKED_ARRAYS;
-  return (struct kvp_owner_check){
-      .entries = op->out->pool->device_owner_entries,
-      .epoch = op->header->epoch,
-      .owner = op->header->owner,
-  };
-}
-
-struct kvp_intake_memo *kvp_intake_memo_find(const struct kvp_intake_op *op, uint32_t array,
-                                             const struct kvp_layer *layer) {
-  for (struct kvp_intake_memo *memo = op->memos[array]; memo != NULL; memo = memo->next) {
-    if (memo->pool == op->out->pool && memo->op_kind == op->wire->kind &&
-        memo->tokens_per_block == layer->geometry->tokens_per_block) {
-      return memo;
-    }
-  }
-  return NULL;
-}
-
-struct kvp_intake_memo *kvp_intake_memo_add(struct kvp_intake_op *op, const struct kvp_intake_array *array,
-                                            const struct kvp_layer *layer) {
-  const uint64_t elements = array->bytes / sizeof(int32_t);
-  op->intake->elements_checked += elements;
-  if (op->intake->elements_checked > kvp_step_elements_checked_max) {
-    (void)KVP_INTAKE_REFUSE(
-        op, KVP_TOO_LARGE, array->name, -1, elements,
-        "%s: with these %llu elements the step's arrays have %llu to check, over all pools and block "
-        "sizes they are used with; at most %d are taken",
-        array->name, (unsigned long long)elements, (unsigned long long)op->intake->elements_checked,
-        kvp_step_elements_checked_max);
-    return NULL;
-  }
-  struct kvp_intake_memo *memo = kvp_arena_alloc(&op->step->arena, sizeof *memo);
-  if (memo == NULL) {
-    (void)kvp_intake_no_memory(op);
-    return NULL;
-  }
-  *memo = (struct kvp_intake_memo){
-      .next = op->memos[array->index],
-      .pool = op->out->pool,
-      .op_kind = op->wire->kind,
-      .tokens_per_block = layer->geometry->tokens_per_block,
-  };
-  op->memos[array->index] = memo;
-  return memo;
 }

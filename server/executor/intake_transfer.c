@@ -14,78 +14,73 @@ static enum kvp_status result_take(struct kvp_intake_op *op, uint64_t bytes) {
   return KVP_OK;
 }
 
-static enum kvp_status buffer_write(struct kvp_intake_op *op, const struct kvp_intake_view *view,
-                                    struct kvp_transfer_params *transfer) {
+static enum kvp_status transfer_add(struct kvp_intake_op *op, enum kvp_device_op_kind kind,
+                                    const struct kvp_transfer_params *transfer) {
+  struct kvp_device_op *device_op = kvp_intake_device_op(op, kind);
+  if (device_op == NULL) {
+    return (enum kvp_status)op->error->status;
+  }
+  device_op->params.transfer = *transfer;
+  return kind == KVP_DEVICE_READ ? result_take(op, transfer->row_count * transfer->row_bytes) : KVP_OK;
+}
+
+static enum kvp_status buffer_write(struct kvp_intake_op *op, struct kvp_transfer_params *transfer) {
   struct kvp_intake_array data = {0};
-  enum kvp_status status = kvp_intake_array_check(op, "data", 1, &data);
+  enum kvp_status status = kvp_intake_array_check(op, 0, "data", 1, &data);
   if (status != KVP_OK) {
     return status;
   }
-  const uint64_t bytes = view->rows * view->row_bytes; /* no overflow: the view lies inside its buffer */
+  const uint64_t bytes = transfer->row_count * transfer->row_bytes; /* the view lies inside its buffer */
   if (!data.is_inline || data.bytes != bytes) {
     return KVP_INTAKE_REFUSE(op, KVP_INVALID_ARGUMENT, "data", -1, data.bytes,
                              "data: %llu bytes, inline bytes for %llu rows of %llu are needed",
-                             (unsigned long long)data.bytes, (unsigned long long)view->rows,
-                             (unsigned long long)view->row_bytes);
+                             (unsigned long long)data.bytes, (unsigned long long)transfer->row_count,
+                             (unsigned long long)transfer->row_bytes);
   }
-  op->out->device.kind = KVP_DEVICE_WRITE;
   transfer->host = (uint8_t *)data.data;
-  return KVP_OK;
+  return transfer_add(op, KVP_DEVICE_WRITE, transfer);
 }
 
 static enum kvp_status buffer_access(struct kvp_intake_op *op) {
   struct kvp_intake_view view = {0};
-  struct kvp_transfer_params *transfer = &op->out->device.params.transfer;
   enum kvp_status status = kvp_intake_view_check(op, "view", &op->wire->source, 0, KVP_INTAKE_ANY_ALIGNMENT, &view);
   if (status != KVP_OK) {
     return status;
   }
-  transfer->rows = (struct kvp_rows){view.base, view.stride_bytes};
-  transfer->row_count = view.rows;
-  transfer->row_bytes = view.row_bytes;
+  struct kvp_transfer_params transfer = {
+      .rows = kvp_intake_rows(&view), .row_count = view.area.rows, .row_bytes = view.area.row_bytes};
   if (op->wire->kind == KVP_OP_BUFFER_WRITE) {
-    return buffer_write(op, &view, transfer);
+    return buffer_write(op, &transfer);
   }
   if (op->wire->kind == KVP_OP_BUFFER_FILL) {
-    op->out->device.kind = KVP_DEVICE_FILL;
-    transfer->fill = (uint8_t)(op->wire->argument & 0xFF);
-    return KVP_OK;
+    transfer.fill = (uint8_t)(op->wire->argument & 0xFF);
+    return transfer_add(op, KVP_DEVICE_FILL, &transfer);
   }
-  op->out->device.kind = KVP_DEVICE_READ;
-  return result_take(op, view.rows * view.row_bytes);
+  return transfer_add(op, KVP_DEVICE_READ, &transfer);
 }
 
 static enum kvp_status region_read(struct kvp_intake_op *op) {
-  struct kvp_layer layer;
-  enum kvp_status status = kvp_intake_layer(op, &layer);
+  struct kvp_intake_place place;
+  enum kvp_status status = kvp_intake_place(op, &place);
   if (status != KVP_OK) {
     return status;
   }
   const uint64_t offset = op->wire->argument;
   const uint64_t bytes = op->wire->total_k;
-  const uint64_t layer_bytes = layer.geometry->layer_stride_bytes;
+  const uint64_t layer_bytes = place.layer.geometry->layer_stride_bytes;
   if (offset > layer_bytes || bytes > layer_bytes - offset) {
     return KVP_INTAKE_REFUSE(op, KVP_OUT_OF_RANGE, "argument", -1, offset,
                              "%llu bytes from offset %llu are not inside a layer of %llu bytes",
                              (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)layer_bytes);
   }
-  op->out->device.kind = KVP_DEVICE_READ;
-  op->out->device.params.transfer = (struct kvp_transfer_params){
-      .rows = {layer.base + offset, bytes},
-      .row_count = 1,
-      .row_bytes = bytes,
-  };
-  return result_take(op, bytes);
+  const struct kvp_transfer_params transfer = {
+      .rows = {place.layer.base + offset, bytes}, .row_count = 1, .row_bytes = bytes};
+  return transfer_add(op, KVP_DEVICE_READ, &transfer);
 }
 
 enum kvp_status kvp_intake_transfer(struct kvp_intake_op *op) {
-  enum kvp_status status = kvp_intake_view_absent(op, "second", &op->wire->second);
-  if (status != KVP_OK) {
-    return status;
-  }
   if (op->wire->kind != KVP_OP_REGION_READ) {
     return buffer_access(op);
   }
-  status = kvp_intake_view_absent(op, "source", &op->wire->source);
-  return status == KVP_OK ? region_read(op) : status;
+  return region_read(op);
 }

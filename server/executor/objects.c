@@ -128,6 +128,7 @@ struct kvp_pool *kvp_pool_new(const struct kvp_control_pool *spec, int owner_tab
   }
   pool->device = device;
   pool->id = spec->pool_id;
+  pool->kind = (enum kvp_pool_kind)spec->kind;
   pool->num_blocks = spec->num_blocks;
   pool->region_count = spec->region_count;
   for (uint32_t i = 0; i < spec->region_count; i++) {

@@ -22,6 +22,7 @@ struct kvp_region {
 
 struct kvp_pool {
   uint64_t id;
+  enum kvp_pool_kind kind;
   uint32_t num_blocks;
   uint32_t uses; /* ops of accepted steps that name it */
   uint32_t region_count;

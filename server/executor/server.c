@@ -152,18 +152,28 @@ void kvp_server_stop(struct kvp_server *server) {
 
 /* ---- changes of the tables ---- */
 
-static enum kvp_status change_do(struct kvp_objects *objects, struct kvp_object_change *change) {
+static enum kvp_status change_do(struct kvp_server *server, struct kvp_object_change *change) {
+  struct kvp_objects *objects = &server->objects;
+  enum kvp_status status = KVP_INTERNAL;
   switch (change->kind) {
   case KVP_ADD_POOL:
     return kvp_objects_add_pool(objects, change->pool, &change->error);
   case KVP_ADD_BUFFER:
     return kvp_objects_add_buffer(objects, change->buffer, &change->error);
   case KVP_REMOVE_POOL:
-    return kvp_objects_remove_pool(objects, change->id, &change->pool, &change->error);
+    status = kvp_objects_remove_pool(objects, change->id, &change->pool, &change->error);
+    if (status == KVP_OK) {
+      kvp_compressed_parts_forget_pool(&server->intake.compressed, change->pool);
+    }
+    return status;
   case KVP_REMOVE_BUFFER:
-    return kvp_objects_remove_buffer(objects, change->id, &change->buffer, &change->error);
+    status = kvp_objects_remove_buffer(objects, change->id, &change->buffer, &change->error);
+    if (status == KVP_OK) {
+      kvp_compressed_parts_forget_buffer(&server->intake.compressed, change->buffer);
+    }
+    return status;
   }
-  return KVP_INTERNAL;
+  return status;
 }
 
 static bool change_apply(struct kvp_server *server) {
@@ -175,7 +185,7 @@ static bool change_apply(struct kvp_server *server) {
     return false;
   }
   change->status = atomic_load(&server->stopped) ? kvp_error_set(&change->error, KVP_CANCELLED, "the executor stops")
-                                                 : change_do(&server->objects, change);
+                                                 : change_do(server, change);
   (void)sem_post(&server->change_done);
   return true;
 }
@@ -242,6 +252,7 @@ static void step_take(struct kvp_server *server, const struct kvp_ring_record *r
   step->queued_ns = kvp_clock_ns();
   kvp_step_charge(&server->steps, step);
   kvp_step_hold_objects(step);
+  kvp_compressed_parts_accept(&server->intake.compressed, step);
   kvp_outbox_checked(&server->outbox, step);
   kvp_dispatch_submit(&server->dispatch, queue, step);
 }
@@ -296,6 +307,7 @@ static bool finished_take(struct kvp_server *server) {
   struct kvp_step *step = NULL;
   while ((step = kvp_step_list_pop(&finished)) != NULL) {
     kvp_step_release_objects(step);
+    kvp_compressed_parts_finish(&server->intake.compressed, step);
     kvp_outbox_finished(&server->outbox, step);
   }
   return any;

@@ -36,10 +36,12 @@ bool kvp_slot_set_begin(struct kvp_slot_set *set, uint64_t slot_count) {
   return true;
 }
 
+static uint64_t group_hash(uint32_t group) {
+  return group * UINT64_C(0x9E3779B97F4A7C15) >> 32;
+}
+
 struct kvp_slot_group *kvp_slot_set_group(struct kvp_slot_set *set, uint32_t group) {
-  uint64_t hash = group * UINT64_C(0x9E3779B97F4A7C15);
-  uint64_t i = hash >> 32;
-  for (;; i++) {
+  for (uint64_t i = group_hash(group);; i++) {
     struct kvp_slot_group *entry = &set->groups[i & (set->capacity - 1)];
     if (entry->generation != set->generation) {
       *entry = (struct kvp_slot_group){.generation = set->generation, .group = group};
@@ -47,6 +49,19 @@ struct kvp_slot_group *kvp_slot_set_group(struct kvp_slot_set *set, uint32_t gro
     }
     if (entry->group == group) {
       return entry;
+    }
+  }
+}
+
+bool kvp_slot_set_has(const struct kvp_slot_set *set, int32_t slot) {
+  const uint32_t group = (uint32_t)slot >> 6;
+  for (uint64_t i = group_hash(group);; i++) {
+    const struct kvp_slot_group *entry = &set->groups[i & (set->capacity - 1)];
+    if (entry->generation != set->generation) {
+      return false;
+    }
+    if (entry->group == group) {
+      return (entry->members >> (slot & 63) & 1) != 0;
     }
   }
 }

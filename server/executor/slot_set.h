@@ -44,4 +44,7 @@ static inline bool kvp_slot_set_add(struct kvp_slot_set *set, int32_t slot) {
   return is_new;
 }
 
+/* Is the slot in the set? */
+bool kvp_slot_set_has(const struct kvp_slot_set *set, int32_t slot);
+
 #endif

@@ -90,8 +90,8 @@ void kvp_step_pool_deinit(struct kvp_step_pool *pool) {
 void kvp_step_hold_objects(struct kvp_step *step) {
   for (uint32_t i = 0; i < step->op_count; i++) {
     struct kvp_step_op *op = &step->ops[i];
-    if (op->pool != NULL) {
-      op->pool->uses++;
+    for (uint32_t k = 0; k < op->pool_count; k++) {
+      op->pools[k]->uses++;
     }
     for (uint32_t k = 0; k < op->buffer_count; k++) {
       op->buffers[k]->uses++;
@@ -102,9 +102,9 @@ void kvp_step_hold_objects(struct kvp_step *step) {
 void kvp_step_release_objects(struct kvp_step *step) {
   for (uint32_t i = 0; i < step->op_count; i++) {
     struct kvp_step_op *op = &step->ops[i];
-    if (op->pool != NULL) {
-      assert(op->pool->uses > 0);
-      op->pool->uses--;
+    for (uint32_t k = 0; k < op->pool_count; k++) {
+      assert(op->pools[k]->uses > 0);
+      op->pools[k]->uses--;
     }
     for (uint32_t k = 0; k < op->buffer_count; k++) {
       assert(op->buffers[k]->uses > 0);
@@ -117,23 +117,34 @@ uint32_t kvp_step_report_bytes(const struct kvp_step *step) {
   return (uint32_t)(step->op_count * sizeof(struct kvp_wire_report) + step->result_bytes);
 }
 
+static void report_add(struct kvp_wire_report *report, const struct kvp_device_op *op) {
+  /* A store without slots only casts back: it skips nothing. */
+  const bool has_slots = op->kind != KVP_DEVICE_STORE || op->params.store.slots != NULL;
+  report->rows_stored += op->counts.rows_stored;
+  report->rows_loaded += op->counts.rows_loaded;
+  report->rows_skipped += has_slots ? op->counts.rows_skipped : 0;
+  report->rows_rejected += op->counts.rows_rejected;
+  report->rows_nonfinite += op->counts.rows_nonfinite;
+  report->groups_saturated += op->counts.groups_saturated;
+  report->bytes_read += op->counts.bytes_read;
+  report->bytes_written += op->counts.bytes_written;
+}
+
 void kvp_step_report_write(const struct kvp_step *step, uint8_t *out) {
+  uint64_t reached_ns = step->queued_ns; /* an op that runs nothing takes no time */
   for (uint32_t i = 0; i < step->op_count; i++) {
-    const struct kvp_device_op *op = &step->ops[i].device;
+    const struct kvp_step_op *op = &step->ops[i];
     struct kvp_wire_report report = {
-        .rows_stored = op->counts.rows_stored,
-        .rows_loaded = op->counts.rows_loaded,
-        .rows_skipped = op->counts.rows_skipped,
-        .rows_rejected = op->counts.rows_rejected,
-        .rows_nonfinite = op->counts.rows_nonfinite,
-        .groups_saturated = op->counts.groups_saturated,
-        .bytes_read = op->counts.bytes_read,
-        .bytes_written = op->counts.bytes_written,
         .queued_ns = step->queued_ns,
-        .started_ns = op->started_ns,
-        .finished_ns = op->finished_ns,
-        .flags = step->ops[i].report_flags,
+        .started_ns = op->first != NULL ? op->first->started_ns : reached_ns,
+        .finished_ns = op->last != NULL ? op->last->finished_ns : reached_ns,
+        .flags = op->report_flags,
+        .main_kv_offset = op->main_kv_offset,
     };
+    for (const struct kvp_device_op *part = op->first; part != NULL; part = kvp_step_op_next(op, part)) {
+      report_add(&report, part);
+    }
+    reached_ns = report.finished_ns;
     memcpy(out, &report, sizeof report);
     out += sizeof report;
   }

@@ -3,6 +3,7 @@
 #define KVPOOL_EXECUTOR_STEP_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/step_wire.h"
@@ -10,16 +11,25 @@
 #include "server/executor/device.h"
 #include "server/executor/objects.h"
 
-enum { kvp_step_op_buffers_max = 3 }; /* source, second, array */
+enum {
+  kvp_step_op_pools_max = 2,
+  kvp_step_op_buffers_max = 4 + 4, /* views, arrays */
+};
+
+struct kvp_compressed_part;
 
 /* A checked op: what the device gets, and what must stay attached until it is done. */
 struct kvp_step_op {
-  struct kvp_device_op device;
-  struct kvp_pool *pool; /* NULL: it names none */
-  struct kvp_buffer *buffers[kvp_step_op_buffers_max];
+  struct kvp_device_op *first; /* what the device runs for it, linked by `next` as far as `last`; NULL: nothing */
+  struct kvp_device_op *last;
+  struct kvp_pool *pools[kvp_step_op_pools_max];
+  uint32_t pool_count;
   uint32_t buffer_count;
+  struct kvp_buffer *buffers[kvp_step_op_buffers_max];
   uint64_t result_offset_bytes; /* of a read, within the step's results */
   uint64_t report_flags;
+  uint64_t main_kv_offset;
+  const struct kvp_compressed_part *assembled; /* part 3 of an assemble that writes it; else NULL */
 };
 
 struct kvp_step {
@@ -36,6 +46,8 @@ struct kvp_step {
   /* Set by intake. */
   uint32_t queue;
   uint32_t op_count;
+  uint32_t device_op_count;
+  bool assembles; /* an op of it has `assembled` */
   struct kvp_step_op *ops;
   uint8_t *results;
   uint64_t result_bytes;
@@ -72,6 +84,12 @@ void kvp_step_destroy(struct kvp_step_pool *pool, struct kvp_step *step);
 /* Charges what the step takes by now. */
 void kvp_step_charge(struct kvp_step_pool *pool, struct kvp_step *step);
 void kvp_step_pool_deinit(struct kvp_step_pool *pool);
+
+/* The device op behind `op` among those of one step op; NULL at the end. */
+static inline struct kvp_device_op *kvp_step_op_next(const struct kvp_step_op *step_op,
+                                                     const struct kvp_device_op *op) {
+  return op == step_op->last ? NULL : op->next;
+}
 
 /* Counts the step's pools and buffers as used, or no longer. */
 void kvp_step_hold_objects(struct kvp_step *step);

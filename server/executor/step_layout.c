@@ -2,34 +2,96 @@
 #include "server/executor/step_layout.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <string.h>
-
-enum { no_extent = UINT16_MAX };
 
 static uint64_t align_up(uint64_t bytes) {
   return (bytes + kvp_step_layout_alignment_bytes - 1) / kvp_step_layout_alignment_bytes *
          kvp_step_layout_alignment_bytes;
 }
 
-/* The op's host bytes that the device reads; none: begin is end. */
-static struct kvp_host_extent op_extent(const struct kvp_device_op *op) {
-  const void *begin = NULL;
-  uint64_t bytes = 0;
-  bool for_kernels = true;
-  if (op->kind == KVP_DEVICE_STORE && op->params.store.check.entries == NULL) {
-    begin = op->params.store.slots;
-    bytes = op->params.store.row_count * sizeof *op->params.store.slots;
-  } else if (op->kind == KVP_DEVICE_LOAD && op->params.load.check.entries == NULL) {
-    begin = op->params.load.segments;
-    bytes = op->params.load.segment_count * sizeof *op->params.load.segments;
-  } else if (op->kind == KVP_DEVICE_WRITE) {
-    begin = op->params.transfer.host;
-    bytes = op->params.transfer.row_count * op->params.transfer.row_bytes;
-    for_kernels = false;
+/* ---- what an op has ---- */
+
+struct array_list {
+  const struct kvp_device_op *op;
+  struct kvp_host_array *arrays;
+  uint32_t count;
+};
+
+static void array_add(struct array_list *list, enum kvp_device_array bit, size_t field_offset, uint64_t bytes) {
+  if ((list->op->host_arrays & (uint32_t)bit) != 0 && bytes > 0) {
+    assert(list->count < kvp_host_arrays_per_op_max);
+    list->arrays[list->count++] = (struct kvp_host_array){.field_offset = (uint32_t)field_offset, .bytes = bytes};
   }
-  const uint8_t *data = begin;
-  return (struct kvp_host_extent){.begin = data, .end = bytes == 0 ? data : data + bytes, .for_kernels = for_kernels};
 }
+
+#define FIELD(path) offsetof(struct kvp_device_op, params.path)
+
+static void index_arrays(struct array_list *list) {
+  const struct kvp_device_op *op = list->op;
+  const struct kvp_convert_index_params *convert = &op->params.convert_index;
+  const struct kvp_cat_index_params *cat = &op->params.cat_index;
+  switch (op->kind) {
+  case KVP_DEVICE_CONVERT_INDEX:
+    array_add(list, KVP_ARRAY_TABLES, FIELD(convert_index.tables.base),
+              convert->batch * convert->tables.stride_bytes);
+    array_add(list, KVP_ARRAY_VALID, FIELD(convert_index.valid),
+              convert->batch * convert->queries * sizeof *convert->valid);
+    array_add(list, KVP_ARRAY_TOPK, FIELD(convert_index.topk.base),
+              convert->batch * convert->queries * convert->topk.stride_bytes);
+    break;
+  case KVP_DEVICE_SWA_INDEX:
+    array_add(list, KVP_ARRAY_OFFSET_LEN, FIELD(swa_index.offset_len),
+              op->params.swa_index.queries * 2 * sizeof(int32_t));
+    break;
+  case KVP_DEVICE_EXPAND_INDEX:
+    array_add(list, KVP_ARRAY_PIVOTS, FIELD(expand_index.pivots),
+              op->params.expand_index.row_count * 4 * sizeof(int32_t));
+    break;
+  case KVP_DEVICE_CAT_INDEX:
+    array_add(list, KVP_ARRAY_LEFT, FIELD(cat_index.left.base), cat->row_count * cat->left.stride_bytes);
+    array_add(list, KVP_ARRAY_RIGHT, FIELD(cat_index.right.base), cat->row_count * cat->right.stride_bytes);
+    break;
+  default:
+    break;
+  }
+}
+
+uint32_t kvp_device_op_host_arrays(const struct kvp_device_op *op, struct kvp_host_array *out) {
+  struct array_list list = {.op = op, .arrays = out};
+  const uint64_t rows = op->kind == KVP_DEVICE_FUSED_STORE ? op->params.fused_store.store.row_count
+                        : op->kind == KVP_DEVICE_STORE     ? op->params.store.row_count
+                                                           : 0;
+  switch (op->kind) {
+  case KVP_DEVICE_STORE:
+    array_add(&list, KVP_ARRAY_SLOTS, FIELD(store.slots), rows * sizeof(int32_t));
+    array_add(&list, KVP_ARRAY_GATHER, FIELD(store.gather), rows * sizeof(int32_t));
+    break;
+  case KVP_DEVICE_FUSED_STORE:
+    array_add(&list, KVP_ARRAY_SLOTS, FIELD(fused_store.store.slots), rows * sizeof(int32_t));
+    array_add(&list, KVP_ARRAY_POSITIONS, FIELD(fused_store.positions), rows * sizeof(int32_t));
+    break;
+  case KVP_DEVICE_LOAD:
+    array_add(&list, KVP_ARRAY_SEGMENTS, FIELD(load.segments),
+              op->params.load.segment_count * sizeof(struct kvp_segment));
+    break;
+  case KVP_DEVICE_COPY_ROWS:
+    array_add(&list, KVP_ARRAY_GATHER, FIELD(copy_rows.gather), op->params.copy_rows.row_count * sizeof(int32_t));
+    break;
+  case KVP_DEVICE_COPY_BLOCKS:
+    array_add(&list, KVP_ARRAY_BLOCKS, FIELD(blocks.pairs), op->params.blocks.count * 2 * sizeof(int32_t));
+    break;
+  case KVP_DEVICE_ZERO_BLOCKS:
+    array_add(&list, KVP_ARRAY_BLOCKS, FIELD(blocks.pairs), op->params.blocks.count * sizeof(int32_t));
+    break;
+  default:
+    index_arrays(&list);
+    break;
+  }
+  return list.count;
+}
+
+/* ---- where it lies ---- */
 
 /* The extent of that beginning, new or found; mask: of the table. */
 static uint16_t extent_add(struct kvp_step_layout *layout, const struct kvp_host_extent *extent, uint32_t mask) {
@@ -50,24 +112,45 @@ static uint16_t extent_add(struct kvp_step_layout *layout, const struct kvp_host
   }
 }
 
-static void extents_find(struct kvp_step_layout *layout, const struct kvp_device_op *first) {
+static uint32_t table_capacity(const struct kvp_device_op *first) {
   uint32_t op_count = 0;
   for (const struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
     op_count++;
   }
-  assert(op_count <= kvp_ops_per_step_max);
+  assert(op_count <= kvp_device_ops_per_step_max);
   uint32_t capacity = 2;
-  while (capacity < 2 * op_count) {
+  while (capacity < 2 * kvp_host_arrays_per_op_max * op_count) {
     capacity *= 2;
   }
+  return capacity;
+}
+
+static void reference_add(struct kvp_step_layout *layout, const uint8_t *begin, uint64_t bytes, bool for_kernels,
+                          uint32_t mask) {
+  const struct kvp_host_extent extent = {.begin = begin, .end = begin + bytes, .for_kernels = for_kernels};
+  layout->extent_of[layout->array_count++] = extent_add(layout, &extent, mask);
+}
+
+/* Every array, and bytes to write as if they were one. */
+static void extents_find(struct kvp_step_layout *layout, const struct kvp_device_op *first) {
+  const uint32_t capacity = table_capacity(first);
   memset(layout->table, 0, capacity * sizeof layout->table[0]);
-  layout->op_count = op_count;
+  layout->op_count = 0;
+  layout->array_count = 0;
   layout->extent_count = 0;
-  const struct kvp_device_op *op = first;
-  for (uint32_t i = 0; i < op_count; i++, op = op->next) {
-    const struct kvp_host_extent extent = op_extent(op);
-    layout->extent_of[i] =
-        extent.begin == extent.end ? (uint16_t)no_extent : extent_add(layout, &extent, capacity - 1);
+  for (const struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
+    const struct kvp_transfer_params *transfer = &op->params.transfer;
+    struct kvp_host_array arrays[kvp_host_arrays_per_op_max];
+    const uint32_t count = kvp_device_op_host_arrays(op, arrays);
+    layout->op_first_array[layout->op_count++] = (uint16_t)layout->array_count;
+    for (uint32_t i = 0; i < count; i++) {
+      const uint8_t *begin = NULL;
+      memcpy(&begin, (const uint8_t *)op + arrays[i].field_offset, sizeof begin);
+      reference_add(layout, begin, arrays[i].bytes, true, capacity - 1);
+    }
+    if (op->kind == KVP_DEVICE_WRITE && transfer->row_count * transfer->row_bytes > 0) {
+      reference_add(layout, transfer->host, transfer->row_count * transfer->row_bytes, false, capacity - 1);
+    }
   }
 }
 
@@ -119,19 +202,26 @@ static uint64_t groups_place(struct kvp_step_layout *layout, bool for_kernels, u
   return offset_bytes;
 }
 
-/* Where every op finds its bytes; bytes read lie one behind the other. Returns how many of those there are. */
-static uint64_t ops_place(struct kvp_step_layout *layout, const struct kvp_device_op *first) {
+static void arrays_place(struct kvp_step_layout *layout) {
+  for (uint32_t i = 0; i < layout->array_count; i++) {
+    const struct kvp_host_extent *extent = &layout->extents[layout->extent_of[i]];
+    const struct kvp_host_extent *group = &layout->groups[layout->group_of[layout->extent_of[i]]];
+    layout->array_offset_bytes[i] = group->offset_bytes + (uint64_t)(extent->begin - group->begin);
+  }
+}
+
+/* Where transfers find their bytes; bytes read lie one behind the other. Returns how many of those there are. */
+static uint64_t transfers_place(struct kvp_step_layout *layout, const struct kvp_device_op *first) {
   uint64_t result_bytes = 0;
   const struct kvp_device_op *op = first;
   for (uint32_t i = 0; i < layout->op_count; i++, op = op->next) {
+    const uint64_t bytes = op->params.transfer.row_count * op->params.transfer.row_bytes;
     layout->op_offset_bytes[i] = 0;
     if (op->kind == KVP_DEVICE_READ) {
       layout->op_offset_bytes[i] = layout->results_offset_bytes + result_bytes;
-      result_bytes += op->params.transfer.row_count * op->params.transfer.row_bytes;
-    } else if (layout->extent_of[i] != no_extent) {
-      const struct kvp_host_extent *extent = &layout->extents[layout->extent_of[i]];
-      const struct kvp_host_extent *group = &layout->groups[layout->group_of[layout->extent_of[i]]];
-      layout->op_offset_bytes[i] = group->offset_bytes + (uint64_t)(extent->begin - group->begin);
+      result_bytes += bytes;
+    } else if (op->kind == KVP_DEVICE_WRITE && bytes > 0) {
+      layout->op_offset_bytes[i] = layout->array_offset_bytes[layout->op_first_array[i]];
     }
   }
   return result_bytes;
@@ -143,7 +233,8 @@ void kvp_step_layout_make(struct kvp_step_layout *layout, const struct kvp_devic
   groups_find(layout);
   layout->arrays_bytes = groups_place(layout, true, 0);
   layout->results_offset_bytes = groups_place(layout, false, layout->arrays_bytes);
-  layout->found_offset_bytes = layout->results_offset_bytes + align_up(ops_place(layout, first));
+  arrays_place(layout);
+  layout->found_offset_bytes = layout->results_offset_bytes + align_up(transfers_place(layout, first));
   layout->finished_offset_bytes = layout->found_offset_bytes + align_up(layout->op_count * found_bytes);
   layout->bytes = layout->finished_offset_bytes + kvp_step_layout_alignment_bytes;
 }

@@ -17,6 +17,20 @@
 
 enum { kvp_step_layout_alignment_bytes = 64 };
 
+/* Where a device op has the address of an array that came with the step, and how long that is. */
+struct kvp_host_array {
+  uint32_t field_offset; /* of a pointer within struct kvp_device_op */
+  uint64_t bytes;
+};
+
+enum {
+  kvp_host_arrays_per_op_max = 3,
+  kvp_host_arrays_per_step_max = kvp_host_arrays_per_op_max * kvp_device_ops_per_step_max,
+};
+
+/* Arrays that kernels read, in a fixed order; none of 0 bytes. Returns how many. */
+uint32_t kvp_device_op_host_arrays(const struct kvp_device_op *op, struct kvp_host_array *out);
+
 /* Host bytes of one address; several ops may name them. */
 struct kvp_host_extent {
   const uint8_t *begin;
@@ -33,18 +47,23 @@ struct kvp_step_layout {
   uint64_t finished_offset_bytes;
   uint64_t bytes; /* of the whole piece */
 
-  uint64_t op_offset_bytes[kvp_ops_per_step_max]; /* of the op's host bytes; of no meaning where it has none */
+  uint64_t op_offset_bytes[kvp_device_ops_per_step_max]; /* of bytes written or read; without meaning elsewhere */
+  uint16_t op_first_array[kvp_device_ops_per_step_max];
+  uint64_t array_offset_bytes[kvp_host_arrays_per_step_max]; /* of an op's arrays, in their order */
 
   /* How it is found. */
+  uint32_t array_count;
   uint32_t extent_count;
   uint32_t group_count;
-  struct kvp_host_extent extents[kvp_ops_per_step_max]; /* distinct beginnings, in the order they are met */
-  struct kvp_host_extent groups[kvp_ops_per_step_max];  /* without overlaps, in the order of addresses */
-  uint16_t group_of[kvp_ops_per_step_max];              /* of an extent */
-  uint16_t extent_of[kvp_ops_per_step_max];             /* of an op */
-  uint16_t sorted[kvp_ops_per_step_max];                /* extents by address */
-  uint16_t table[2 * kvp_ops_per_step_max];             /* hash of beginnings: extent + 1 */
+  struct kvp_host_extent extents[kvp_host_arrays_per_step_max]; /* distinct beginnings, in the order they are met */
+  struct kvp_host_extent groups[kvp_host_arrays_per_step_max];  /* without overlaps, in the order of addresses */
+  uint16_t group_of[kvp_host_arrays_per_step_max];              /* of an extent */
+  uint16_t extent_of[kvp_host_arrays_per_step_max];             /* of an array, or of bytes to write */
+  uint16_t sorted[kvp_host_arrays_per_step_max];                /* extents by address */
+  uint16_t table[1 << 15];                                      /* hash of beginnings: extent + 1 */
 };
+
+_Static_assert(2 * kvp_host_arrays_per_step_max <= 1 << 15, "the table is at most half full");
 
 /* first: a step as it is launched. found_bytes: of the record of one op. */
 void kvp_step_layout_make(struct kvp_step_layout *layout, const struct kvp_device_op *first, uint64_t found_bytes);

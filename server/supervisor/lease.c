@@ -8,7 +8,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "proto/limits.h"
 #include "server/supervisor/block_bitmap.h"
 
 enum { batches_max = 1024 };
@@ -31,8 +30,8 @@ struct kvp_lease_table {
   uint32_t free_count;
   uint32_t leased_count;
   uint32_t quarantined_count;
-  uint32_t owned[kvp_sessions_max + 1];       /* leased, by owner */
-  uint32_t quarantined[kvp_sessions_max + 1]; /* by the owner that freed them */
+  uint32_t owned[kvp_lease_owner_nobody + 1];       /* leased, by owner */
+  uint32_t quarantined[kvp_lease_owner_nobody + 1]; /* by the owner that freed them */
 };
 
 enum kvp_status kvp_lease_table_new(struct kvp_owner_table *table, struct kvp_lease_table **out,
@@ -91,7 +90,7 @@ static void count_leased(struct kvp_lease_table *leases, uint16_t owner, uint32_
 
 enum kvp_status kvp_lease_allocate(struct kvp_lease_table *leases, uint16_t owner, uint64_t epoch, uint32_t count,
                                    int32_t *out, struct kvp_error *error) {
-  assert(owner > 0 && owner <= kvp_sessions_max && epoch > 0 && epoch <= KVP_OWNER_EPOCH_MAX);
+  assert(owner > 0 && owner <= kvp_lease_owner_nobody && epoch > 0 && epoch <= KVP_OWNER_EPOCH_MAX);
   if (count > leases->free_count) {
     return kvp_error_set(error, KVP_OUT_OF_BLOCKS,
                          "%u blocks asked for, %u of %u are free (%u leased, %u waiting for steps in flight)", count,
@@ -129,7 +128,7 @@ static enum kvp_block_state state_of(const struct kvp_lease_table *leases, uint3
 
 enum kvp_status kvp_lease_allocate_range(struct kvp_lease_table *leases, uint16_t owner, uint64_t epoch,
                                          uint32_t first, uint32_t count, struct kvp_error *error) {
-  assert(owner > 0 && owner <= kvp_sessions_max && epoch > 0 && epoch <= KVP_OWNER_EPOCH_MAX);
+  assert(owner > 0 && owner <= kvp_lease_owner_nobody && epoch > 0 && epoch <= KVP_OWNER_EPOCH_MAX);
   uint32_t num_blocks = leases->table->num_blocks;
   if (first >= num_blocks || count > num_blocks - first) {
     return kvp_error_set_at(error, KVP_OUT_OF_RANGE, -1, "first_block", -1, first,
@@ -148,6 +147,19 @@ enum kvp_status kvp_lease_allocate_range(struct kvp_lease_table *leases, uint16_
   }
   count_leased(leases, owner, count);
   return KVP_OK;
+}
+
+void kvp_lease_pass_on(struct kvp_lease_table *leases, uint16_t owner, uint64_t epoch, const int32_t *blocks,
+                       uint32_t count) {
+  assert(owner > 0 && owner <= kvp_sessions_max && epoch > 0 && epoch <= KVP_OWNER_EPOCH_MAX);
+  assert(leases->owned[kvp_lease_owner_nobody] >= count);
+  for (uint32_t i = 0; i < count; i++) {
+    uint32_t block = (uint32_t)blocks[i];
+    assert(kvp_owner_entry_owner(kvp_owner_table_get(leases->table, block)) == kvp_lease_owner_nobody);
+    kvp_owner_table_set(leases->table, block, kvp_owner_entry_make(epoch, KVP_BLOCK_LEASED, owner));
+  }
+  leases->owned[kvp_lease_owner_nobody] -= count;
+  leases->owned[owner] += count;
 }
 
 /* Into the quarantine's last batch, which has this fence. The entry keeps owner and epoch. */
@@ -211,7 +223,7 @@ static enum kvp_status check_freed(const struct kvp_lease_table *leases, uint16_
 
 enum kvp_status kvp_lease_free(struct kvp_lease_table *leases, uint16_t owner, const int32_t *blocks, uint32_t count,
                                uint64_t fence, struct kvp_error *error) {
-  assert(owner > 0 && owner <= kvp_sessions_max);
+  assert(owner > 0 && owner <= kvp_lease_owner_nobody);
   enum kvp_status status = KVP_OK;
   uint32_t checked = 0;
   while (checked < count) {
@@ -237,7 +249,7 @@ enum kvp_status kvp_lease_free(struct kvp_lease_table *leases, uint16_t owner, c
 }
 
 uint32_t kvp_lease_free_all(struct kvp_lease_table *leases, uint16_t owner, uint64_t fence) {
-  assert(owner > 0 && owner <= kvp_sessions_max);
+  assert(owner > 0 && owner <= kvp_lease_owner_nobody);
   uint32_t count = leases->owned[owner];
   if (count == 0) {
     return 0;

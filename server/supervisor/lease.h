@@ -11,9 +11,13 @@
 
 #include <stdint.h>
 
+#include "proto/limits.h"
 #include "server/supervisor/owner_table.h"
 
 struct kvp_lease_table;
+
+/* An owner that is no session's slot: of blocks on their way to one, which nobody may touch yet. */
+enum { kvp_lease_owner_nobody = kvp_sessions_max + 1 };
 
 /* table outlives it. */
 enum kvp_status kvp_lease_table_new(struct kvp_owner_table *table, struct kvp_lease_table **out,
@@ -27,6 +31,9 @@ enum kvp_status kvp_lease_allocate(struct kvp_lease_table *leases, uint16_t owne
 /* The blocks [first, first + count). The error names the first block that is not free. */
 enum kvp_status kvp_lease_allocate_range(struct kvp_lease_table *leases, uint16_t owner, uint64_t epoch,
                                          uint32_t first, uint32_t count, struct kvp_error *error);
+/* Blocks that kvp_lease_owner_nobody has become `owner`'s, assigned at `epoch`. */
+void kvp_lease_pass_on(struct kvp_lease_table *leases, uint16_t owner, uint64_t epoch, const int32_t *blocks,
+                       uint32_t count);
 /* Blocks of `owner`, each once, out of the table from now on; they return when fences reach `fence`. Refused: a block
  * out of range, not owned, twice (position and value in the error). */
 enum kvp_status kvp_lease_free(struct kvp_lease_table *leases, uint16_t owner, const int32_t *blocks, uint32_t count,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "server/supervisor/allocate.h"
+#include "server/supervisor/block_grant.h"
 #include "server/supervisor/methods.h"
 
 enum {
@@ -25,10 +26,11 @@ static enum kvp_status check_asked(const struct kvp_session *session, const stru
     return kvp_error_set_at(error, count == 0 ? KVP_INVALID_ARGUMENT : KVP_TOO_LARGE, -1, "count", -1, count,
                             "%u blocks asked for, a call takes 1 to %d", count, blocks_per_call_max);
   }
-  if (session->blocks_max != 0 && (uint64_t)session->blocks + count > session->blocks_max) {
+  if (session->blocks_max != 0 && (uint64_t)session->blocks + session->blocks_coming + count > session->blocks_max) {
     return kvp_error_set_at(error, KVP_QUOTA_EXCEEDED, -1, "count", -1, count,
                             "session %llu has %u blocks and asks for %u more, its quota is %u",
-                            (unsigned long long)session->id, session->blocks, count, session->blocks_max);
+                            (unsigned long long)session->id, session->blocks + session->blocks_coming, count,
+                            session->blocks_max);
   }
   return KVP_OK;
 }
@@ -37,17 +39,6 @@ static enum kvp_status check_asked(const struct kvp_session *session, const stru
 static uint64_t next_epoch(const struct kvp_daemon *daemon) {
   assert(daemon->epoch < KVP_OWNER_EPOCH_MAX);
   return daemon->epoch + 1;
-}
-
-static void reply_allocated(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_rpc_call *call,
-                            int32_t *blocks, uint32_t count) {
-  daemon->epoch++;
-  session->blocks += count;
-  Kvpool__V1__AllocateBlocksResponse reply = KVPOOL__V1__ALLOCATE_BLOCKS_RESPONSE__INIT;
-  reply.blocks.data = (uint8_t *)blocks;
-  reply.blocks.len = count * sizeof *blocks;
-  reply.epoch = daemon->epoch;
-  kvp_rpc_call_finish(call, &reply.base);
 }
 
 static void on_allocate_blocks(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message) {
@@ -62,12 +53,13 @@ static void on_allocate_blocks(void *context, struct kvp_rpc_call *call, struct 
   }
   int32_t *blocks =
       kvp_allocate(request->count < blocks_per_call_max ? request->count : blocks_per_call_max, sizeof *blocks);
-  if (kvp_lease_allocate(pool->leases, session->slot, next_epoch(daemon), request->count, blocks, &error) == KVP_OK) {
-    reply_allocated(daemon, session, call, blocks, request->count);
+  uint16_t owner = kvp_block_grant_owner(session, pool);
+  if (kvp_lease_allocate(pool->leases, owner, next_epoch(daemon), request->count, blocks, &error) == KVP_OK) {
+    kvp_block_grant(daemon, session, pool, call, owner, blocks, request->count);
   } else {
     kvp_rpc_call_fail(call, &error);
+    free(blocks);
   }
-  free(blocks);
 }
 
 static void on_allocate_block_range(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message) {
@@ -76,8 +68,12 @@ static void on_allocate_block_range(void *context, struct kvp_rpc_call *call, st
   struct kvp_error error;
   struct kvp_session *session = kvp_method_session(daemon, request->session, &error);
   struct kvp_pool *pool = session == NULL ? NULL : kvp_pool_find(daemon, request->pool_id, &error);
-  if (pool == NULL || check_asked(session, pool, request->count, &error) != KVP_OK ||
-      kvp_lease_allocate_range(pool->leases, session->slot, next_epoch(daemon), request->first_block, request->count,
+  if (pool == NULL || check_asked(session, pool, request->count, &error) != KVP_OK) {
+    kvp_rpc_call_fail(call, &error);
+    return;
+  }
+  uint16_t owner = kvp_block_grant_owner(session, pool);
+  if (kvp_lease_allocate_range(pool->leases, owner, next_epoch(daemon), request->first_block, request->count,
                                &error) != KVP_OK) {
     kvp_rpc_call_fail(call, &error);
     return;
@@ -86,8 +82,7 @@ static void on_allocate_block_range(void *context, struct kvp_rpc_call *call, st
   for (uint32_t i = 0; i < request->count; i++) {
     blocks[i] = (int32_t)(request->first_block + i);
   }
-  reply_allocated(daemon, session, call, blocks, request->count);
-  free(blocks);
+  kvp_block_grant(daemon, session, pool, call, owner, blocks, request->count);
 }
 
 /* ---- free -------------------------------------------------------------------------------------------------------
@@ -158,7 +153,8 @@ static void fill_run(Kvpool__V1__BlockRun *out, const struct kvp_daemon *daemon,
   out->first_block = first;
   out->state = state_message(kvp_owner_entry_state(entry));
   out->epoch = kvp_owner_entry_epoch(entry);
-  const struct kvp_session *session = daemon->sessions.slots[kvp_owner_entry_owner(entry)];
+  uint16_t owner = kvp_owner_entry_owner(entry);
+  const struct kvp_session *session = owner > kvp_sessions_max ? NULL : daemon->sessions.slots[owner];
   out->session_id = session == NULL ? 0 : session->id;
 }
 
@@ -238,11 +234,13 @@ static const struct kvp_rpc_method methods[] = {
     {.name = "AllocateBlocks",
      .shape = KVP_RPC_UNARY,
      .request = &kvpool__v1__allocate_blocks_request__descriptor,
-     .on_message = on_allocate_blocks},
+     .on_message = on_allocate_blocks,
+     .on_closed = kvp_block_grant_on_closed},
     {.name = "AllocateBlockRange",
      .shape = KVP_RPC_UNARY,
      .request = &kvpool__v1__allocate_block_range_request__descriptor,
-     .on_message = on_allocate_block_range},
+     .on_message = on_allocate_block_range,
+     .on_closed = kvp_block_grant_on_closed},
     {.name = "FreeBlocks",
      .shape = KVP_RPC_UNARY,
      .request = &kvpool__v1__free_blocks_request__descriptor,

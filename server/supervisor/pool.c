@@ -82,6 +82,7 @@ void kvp_pool_free(struct kvp_daemon *daemon, struct kvp_pool *pool) {
   for (uint32_t i = 0; i < pool->placement_count; i++) {
     free_placement(pool, &pool->placements[i]);
   }
+  kvp_block_namespaces_deinit(&pool->namespaces);
   if (pool->leases != NULL) {
     kvp_lease_table_destroy(pool->leases);
     kvp_owner_table_deinit(&pool->owners);

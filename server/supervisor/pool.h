@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "proto/format.h"
+#include "server/supervisor/block_namespaces.h"
 #include "server/supervisor/lease.h"
 #include "server/supervisor/memory.h"
 #include "server/supervisor/pool_spec.h"
@@ -28,6 +29,7 @@ struct kvp_pool {
   struct kvp_placement placements[kvp_devices_max];
   struct kvp_owner_table owners;
   struct kvp_lease_table *leases;
+  struct kvp_block_namespaces namespaces;
   uint64_t bytes_per_placement;
   uint32_t steps_in_flight; /* kept by step.c: a pool in use is not deleted */
   bool serving;             /* created completely; only then can it be found */

@@ -66,6 +66,7 @@ enum kvp_status kvp_session_open(struct kvp_daemon *daemon, struct kvp_rpc_call 
   session->slot = slot;
   memcpy(session->name, name, strlen(name) + 1);
   memcpy(session->namespace_name, namespace_name, strlen(namespace_name) + 1);
+  session->namespace_number = kvp_namespace_hold(&table->namespaces, namespace_name);
   session->peer = *kvp_rpc_call_peer(stream);
   session->opened_unix_ns = now_unix_ns();
   session->stream = kvp_rpc_call_ref(stream);
@@ -165,6 +166,7 @@ void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session) 
   }
   assert(daemon->sessions.slots[session->slot] == session && session->stream == NULL && session->buffers == NULL);
   kvp_session_torn_drop(session);
+  kvp_namespace_drop(&daemon->sessions.namespaces, session->namespace_number);
   daemon->sessions.slots[session->slot] = NULL;
   daemon->sessions.count--;
   daemon->sessions.closing_count--;

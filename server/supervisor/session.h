@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "proto/limits.h"
+#include "server/supervisor/namespace_table.h"
 #include "server/supervisor/rpc.h"
 
 struct kvp_daemon;
@@ -29,10 +30,12 @@ struct kvp_session {
   uint8_t secret[kvp_secret_bytes];
   char name[kvp_name_bytes_max];
   char namespace_name[kvp_name_bytes_max];
+  uint64_t namespace_number; /* of kvp_namespace_hold */
   struct kvp_rpc_peer peer;
   uint64_t opened_unix_ns;
   struct kvp_rpc_call *stream; /* its OpenSession call, referenced; NULL when over */
   uint32_t blocks;             /* leased in all pools */
+  uint32_t blocks_coming;      /* asked for, being zeroed */
   uint32_t blocks_max;         /* 0: no quota */
   uint32_t buffer_count;
   uint64_t buffer_bytes;
@@ -53,6 +56,7 @@ struct kvp_session_table {
   uint32_t closing_count; /* of them CLOSING */
   uint32_t stream_count;  /* OpenSession calls that have not closed yet */
   uint64_t next_id;
+  struct kvp_namespace_table namespaces;
 };
 
 /* busy: sessions_max reached (the number in the text). The stream is referenced. */

@@ -59,6 +59,19 @@ struct kvp_wire_step *kvp_step_build_zero(uint64_t buffer_id, uint32_t bytes, st
   return writer.step;
 }
 
+struct kvp_wire_step *kvp_step_build_zero_blocks(uint64_t pool_id, const int32_t *blocks, uint32_t count,
+                                                 struct kvp_error *error) {
+  struct kvp_step_writer writer;
+  uint64_t blocks_bytes = count * sizeof *blocks;
+  if (kvp_step_writer_init(&writer, 1, 1, kvp_step_inline_bytes(blocks_bytes), error) != KVP_OK) {
+    return NULL;
+  }
+  writer.ops[0].kind = KVP_OP_ZERO_BLOCKS;
+  writer.ops[0].pool_id = pool_id;
+  writer.ops[0].arrays[0] = kvp_step_writer_add_inline(&writer, blocks, blocks_bytes);
+  return writer.step;
+}
+
 struct kvp_wire_step *kvp_step_build_region_read(const struct kvp_region_place *place,
                                                  const struct kvp_byte_range *ranges, uint32_t count,
                                                  struct kvp_error *error) {

@@ -25,6 +25,10 @@ struct kvp_wire_step *kvp_step_build_read(uint64_t buffer_id, uint64_t offset_by
 /* Zeroes the bytes from 0 on. */
 struct kvp_wire_step *kvp_step_build_zero(uint64_t buffer_id, uint32_t bytes, struct kvp_error *error);
 
+/* count: what fits into a step. */
+struct kvp_wire_step *kvp_step_build_zero_blocks(uint64_t pool_id, const int32_t *blocks, uint32_t count,
+                                                 struct kvp_error *error);
+
 struct kvp_byte_range {
   uint64_t offset_bytes;
   uint32_t bytes;

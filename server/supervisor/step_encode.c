@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "server/supervisor/daemon.h"
+#include "server/supervisor/step.h"
+#include "server/supervisor/step_encode_op.h"
 #include "server/supervisor/step_writer.h"
 
 /* ---- arrays -----------------------------------------------------------------------------------------------------
@@ -47,76 +49,6 @@ static void array_write(struct kvp_step_writer *writer, const Kvpool__V1__Array 
   }
 }
 
-/* ---- ops --------------------------------------------------------------------------------------------------------
- */
-
-static const char *op_name(const Kvpool__V1__Op *op) {
-  return op->op_case == KVPOOL__V1__OP__OP_STORE ? "store" : "load";
-}
-
-static const Kvpool__V1__RegionRef *op_region(const Kvpool__V1__Op *op) {
-  return op->op_case == KVPOOL__V1__OP__OP_STORE ? op->store->region : op->load->region;
-}
-
-static void view_write(struct kvp_wire_view *out, const Kvpool__V1__View *view) {
-  if (view != NULL) {
-    out->buffer_id = view->buffer_id;
-    out->offset_bytes = view->offset_bytes;
-    out->rows = view->rows;
-    out->row_stride_bytes = view->row_stride_bytes;
-    out->row_bytes = view->row_bytes;
-    out->flags = KVP_WIRE_VIEW_PRESENT;
-  }
-}
-
-static enum kvp_status op_missing(int32_t index, const Kvpool__V1__Op *op, const char *field,
-                                  struct kvp_error *error) {
-  return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, index, field, -1, 0, "op %d %s: %s is missing", index,
-                          op_name(op), field);
-}
-
-static enum kvp_status op_check(const Kvpool__V1__StepRequest *request, int32_t index, struct kvp_error *error) {
-  const Kvpool__V1__Op *op = request->ops[index];
-  if (op->op_case != KVPOOL__V1__OP__OP_STORE && op->op_case != KVPOOL__V1__OP__OP_LOAD) {
-    return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, index, "ops", index, op->op_case,
-                            "op %d says neither store nor load", index);
-  }
-  if (op_region(op) == NULL) {
-    return op_missing(index, op, "region", error);
-  }
-  bool is_store = op->op_case == KVPOOL__V1__OP__OP_STORE;
-  if ((is_store ? op->store->source : op->load->out) == NULL) {
-    return op_missing(index, op, is_store ? "source" : "out", error);
-  }
-  const char *array = is_store ? "slots" : "segments";
-  uint32_t number = is_store ? op->store->slots : op->load->segments;
-  if (number >= request->n_arrays) {
-    return kvp_error_set_at(error, KVP_OUT_OF_RANGE, index, array, -1, number,
-                            "op %d %s: %s = array %u, the step has %zu arrays", index, op_name(op), array, number,
-                            request->n_arrays);
-  }
-  return KVP_OK;
-}
-
-static void op_write(struct kvp_wire_op *out, const Kvpool__V1__Op *op) {
-  const Kvpool__V1__RegionRef *region = op_region(op);
-  out->pool_id = region->pool_id;
-  out->region = region->region;
-  out->layer = region->layer;
-  if (op->op_case == KVPOOL__V1__OP__OP_STORE) {
-    out->kind = KVP_OP_STORE;
-    out->arrays[0] = op->store->slots;
-    view_write(&out->source, op->store->source);
-    view_write(&out->second, op->store->cast_back);
-  } else {
-    out->kind = KVP_OP_LOAD;
-    out->arrays[0] = op->load->segments;
-    out->total_k = op->load->total_k;
-    view_write(&out->source, op->load->out);
-    view_write(&out->second, op->load->out_scales);
-  }
-}
-
 /* ---- placement --------------------------------------------------------------------------------------------------
  */
 
@@ -134,11 +66,10 @@ struct kvp_device *kvp_step_place(struct kvp_daemon *daemon, struct kvp_pool *po
   return device;
 }
 
-/* The pool of one op: remembered in out->pools when it is new. Ops of a step nearly always follow their
+/* The pool that one op names: remembered in out->pools when it is new. Ops of a step nearly always follow their
  * predecessor's. */
 static enum kvp_status op_place(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request, int32_t index,
-                                struct kvp_encoded_step *out, struct kvp_error *error) {
-  uint64_t pool_id = op_region(request->ops[index])->pool_id;
+                                uint64_t pool_id, struct kvp_encoded_step *out, struct kvp_error *error) {
   for (uint32_t i = out->pool_count; i > 0; i--) {
     if (out->pools[i - 1]->id == pool_id) {
       return KVP_OK;
@@ -155,15 +86,50 @@ static enum kvp_status op_place(struct kvp_daemon *daemon, const Kvpool__V1__Ste
   if (kvp_pool_placement(pool, out->device) == NULL) {
     return kvp_error_set_at(error, KVP_WRONG_DEVICE, index, "region", -1, (int64_t)pool_id,
                             "op %d %s: pool \"%s\" (%" PRIu64 ") is not placed on %s", index,
-                            op_name(request->ops[index]), pool->spec.name, pool_id, out->device->name);
+                            kvp_step_op_name(request->ops[index]), pool->spec.name, pool_id, out->device->name);
   }
   assert(out->pool_count < kvp_pools_max); /* each is in the daemon's table, which has no more */
   out->pools[out->pool_count++] = pool;
   return KVP_OK;
 }
 
+/* Does the op's message name a pool, or a second one? Pool 0, of a client that forgot to say which, is a name too. */
+static bool op_has_pool(const struct kvp_wire_op *op, const Kvpool__V1__Op *message) {
+  switch (op->kind) {
+  case KVP_OP_EXPAND_SWA_INDEX:
+  case KVP_OP_KV_INDEX_CAT:
+    return false;
+  case KVP_OP_ASSEMBLE:
+    return message->assemble->swa != NULL ||
+           (message->assemble->chunk != NULL && message->assemble->chunk->region != NULL);
+  default:
+    return true;
+  }
+}
+
+static bool op_has_second_pool(const struct kvp_wire_op *op, const Kvpool__V1__Op *message) {
+  return op->kind == KVP_OP_ASSEMBLE && message->assemble->compressed != NULL;
+}
+
+/* Rotary dims are the last ones of a row where the client doesn't say. What can't be right stays 0: the executor looks
+ * at regions and rotary dims, and says what is wrong with them. */
+static void op_fill_rope_offset(const struct kvp_encoded_step *encoded, struct kvp_wire_op *op) {
+  if (op->kind != KVP_OP_FUSED_STORE || op->argument != KVP_STEP_ROPE_OFFSET_DEFAULT) {
+    return;
+  }
+  op->argument = 0;
+  uint32_t rotary_dims = op->fourth.row_bytes / (uint32_t)sizeof(float);
+  for (uint32_t i = 0; i < encoded->pool_count && rotary_dims > 0; i++) {
+    const struct kvp_pool *pool = encoded->pools[i];
+    if (pool->id == op->pool_id && op->region < pool->spec.region_count) {
+      uint32_t elements = pool->regions[op->region].sizes.elements;
+      op->argument = elements > rotary_dims ? elements - rotary_dims : 0;
+    }
+  }
+}
+
 static enum kvp_status step_place(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request,
-                                  struct kvp_encoded_step *out, struct kvp_error *error) {
+                                  struct kvp_wire_op *ops, struct kvp_encoded_step *out, struct kvp_error *error) {
   out->device = NULL;
   out->pool_count = 0;
   if (request->placement[0] != '\0') {
@@ -173,10 +139,17 @@ static enum kvp_status step_place(struct kvp_daemon *daemon, const Kvpool__V1__S
     }
   }
   for (size_t i = 0; i < request->n_ops; i++) {
-    enum kvp_status status = op_place(daemon, request, (int32_t)i, out, error);
+    enum kvp_status status = KVP_OK;
+    if (op_has_pool(&ops[i], request->ops[i])) {
+      status = op_place(daemon, request, (int32_t)i, ops[i].pool_id, out, error);
+    }
+    if (status == KVP_OK && op_has_second_pool(&ops[i], request->ops[i])) {
+      status = op_place(daemon, request, (int32_t)i, ops[i].second_pool_id, out, error);
+    }
     if (status != KVP_OK) {
       return status;
     }
+    op_fill_rope_offset(out, &ops[i]);
   }
   if (out->device == NULL) {
     out->device = &daemon->devices[0];
@@ -202,8 +175,14 @@ static enum kvp_status step_check(const Kvpool__V1__StepRequest *request, uint64
   for (size_t i = 0; i < request->n_arrays && status == KVP_OK; i++) {
     status = array_check(request->arrays[i], (uint32_t)i, inline_bytes, error);
   }
+  return status;
+}
+
+static enum kvp_status ops_write(const Kvpool__V1__StepRequest *request, struct kvp_wire_op *ops,
+                                 struct kvp_error *error) {
+  enum kvp_status status = KVP_OK;
   for (size_t i = 0; i < request->n_ops && status == KVP_OK; i++) {
-    status = op_check(request, (int32_t)i, error);
+    status = kvp_step_encode_op(request, (int32_t)i, &ops[i], error);
   }
   return status;
 }
@@ -214,21 +193,23 @@ enum kvp_status kvp_step_encode(struct kvp_daemon *daemon, const Kvpool__V1__Ste
   struct kvp_step_writer writer;
   enum kvp_status status = step_check(request, &inline_bytes, error);
   if (status == KVP_OK) {
-    status = step_place(daemon, request, out, error);
-  }
-  if (status == KVP_OK) {
     status =
         kvp_step_writer_init(&writer, (uint32_t)request->n_ops, (uint32_t)request->n_arrays, inline_bytes, error);
   }
   if (status != KVP_OK) {
     return status;
   }
+  status = ops_write(request, writer.ops, error);
+  if (status == KVP_OK) {
+    status = step_place(daemon, request, writer.ops, out, error);
+  }
+  if (status != KVP_OK) {
+    kvp_step_free(writer.step);
+    return status;
+  }
   writer.step->epoch = request->epoch;
   for (size_t i = 0; i < request->n_arrays; i++) {
-    array_write(&writer, request->arrays[i]);
-  }
-  for (size_t i = 0; i < request->n_ops; i++) {
-    op_write(&writer.ops[i], request->ops[i]);
+    array_write(&writer, request->arrays[i]); /* last: nothing is copied of a step that is refused here */
   }
   out->wire = writer.step;
   return KVP_OK;

@@ -26,6 +26,8 @@ void kvp_op_report_init(Kvpool__V1__OpReport *out, const struct kvp_wire_report 
   out->started_ns = report->started_ns;
   out->finished_ns = report->finished_ns;
   out->unchecked_arrays = (report->flags & KVP_REPORT_UNCHECKED_ARRAYS) != 0;
+  out->hazard_unchecked = (report->flags & KVP_REPORT_HAZARD_UNCHECKED) != 0;
+  out->main_kv_offset = report->main_kv_offset;
 }
 
 /* A step's reports are too many for the stack and needed until the message is packed, which is at once. */

@@ -1,4 +1,4 @@
-/* The blocks that stores of a lost step may have left half written. */
+/* The blocks that a lost step may have left half written. */
 #include "server/supervisor/torn_blocks.h"
 
 #include <stdlib.h>
@@ -43,28 +43,60 @@ static void pool_mark(const struct torn_pool *marked, uint32_t block, uint32_t o
   }
 }
 
-static void pool_mark_slots(const struct torn_pool *marked, const struct kvp_wire_step *step, uint32_t region,
-                            const struct kvp_wire_array *slots) {
-  const uint8_t *bytes = (const uint8_t *)step + slots->offset_bytes;
-  uint32_t tokens_per_block = marked->pool->regions[region].tokens_per_block;
-  for (uint64_t i = 0; i < slots->bytes / sizeof(int32_t); i++) {
-    int32_t slot = -1;
-    memcpy(&slot, bytes + i * sizeof slot, sizeof slot);
-    if (slot >= 0) {
-      pool_mark(marked, (uint32_t)slot / tokens_per_block, step->owner);
+static int32_t inline_element(const struct kvp_wire_step *step, const struct kvp_wire_array *array, uint64_t index) {
+  int32_t element = 0;
+  memcpy(&element, (const uint8_t *)step + array->offset_bytes + index * sizeof element, sizeof element);
+  return element;
+}
+
+/* What an op writes: block ids, or slots of so many a block, which one array names. */
+struct torn_target {
+  uint32_t array; /* KVP_WIRE_NO_ARRAY: nothing */
+  uint32_t first; /* element of the array, then every `stride` */
+  uint32_t stride;
+  bool is_slots;
+};
+
+static struct torn_target op_target(const struct kvp_wire_op *op) {
+  switch (op->kind) {
+  case KVP_OP_STORE:
+  case KVP_OP_FUSED_STORE:
+    return (struct torn_target){.array = op->arrays[0], .stride = 1, .is_slots = true};
+  case KVP_OP_ASSEMBLE:
+    return (struct torn_target){.array = op->arrays[2], .stride = 1, .is_slots = true};
+  case KVP_OP_COPY_BLOCKS: /* pairs of from and to */
+    return (struct torn_target){.array = op->arrays[0], .first = 1, .stride = 2};
+  case KVP_OP_ZERO_BLOCKS:
+    return (struct torn_target){.array = op->arrays[0], .stride = 1};
+  default:
+    return (struct torn_target){.array = KVP_WIRE_NO_ARRAY};
+  }
+}
+
+static void pool_mark_target(const struct torn_pool *marked, const struct kvp_wire_step *step, uint32_t region,
+                             const struct torn_target *target, const struct kvp_wire_array *array) {
+  uint32_t tokens_per_block = target->is_slots ? marked->pool->regions[region].tokens_per_block : 1;
+  for (uint64_t i = target->first; i < array->bytes / sizeof(int32_t); i += target->stride) {
+    int32_t element = inline_element(step, array, i);
+    if (element >= 0) {
+      pool_mark(marked, (uint32_t)element / tokens_per_block, step->owner);
     }
   }
 }
 
-static void list_mark_store(struct kvp_torn_list *list, struct kvp_daemon *daemon, const struct kvp_wire_step *step,
-                            const struct kvp_wire_op *op, const struct kvp_wire_array *arrays) {
-  const struct torn_pool *marked = list_pool(list, daemon, op->pool_id);
-  if (marked == NULL || op->region >= marked->pool->spec.region_count || op->arrays[0] >= step->array_count) {
-    return; /* it would have been refused: nothing of it ran */
+static void list_mark_op(struct kvp_torn_list *list, struct kvp_daemon *daemon, const struct kvp_wire_step *step,
+                         const struct kvp_wire_op *op, const struct kvp_wire_array *arrays) {
+  const struct torn_target target = op_target(op);
+  if (target.array >= step->array_count) {
+    return; /* none, or it would have been refused: nothing of it ran */
   }
-  const struct kvp_wire_array *slots = &arrays[op->arrays[0]];
-  if (slots->buffer_id == 0) {
-    pool_mark_slots(marked, step, op->region, slots);
+  const struct torn_pool *marked = list_pool(list, daemon, op->pool_id);
+  if (marked == NULL || (target.is_slots && op->region >= marked->pool->spec.region_count)) {
+    return;
+  }
+  const struct kvp_wire_array *array = &arrays[target.array];
+  if (array->buffer_id == 0) {
+    pool_mark_target(marked, step, op->region, &target, array);
     return;
   }
   for (uint32_t block = 0; block < marked->pool->owners.num_blocks; block++) {
@@ -96,9 +128,7 @@ struct kvp_torn_list *kvp_torn_list_new(struct kvp_daemon *daemon, const struct 
   const struct kvp_wire_op *ops = (const struct kvp_wire_op *)(step + 1);
   const struct kvp_wire_array *arrays = (const struct kvp_wire_array *)(ops + step->op_count);
   for (uint32_t i = 0; i < step->op_count; i++) {
-    if (ops[i].kind == KVP_OP_STORE) {
-      list_mark_store(list, daemon, step, &ops[i], arrays);
-    }
+    list_mark_op(list, daemon, step, &ops[i], arrays);
   }
   for (uint32_t i = 0; i < list->pool_count; i++) {
     list_collect(list, &list->marked[i]);

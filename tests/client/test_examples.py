@@ -1,10 +1,13 @@
-"""The Python examples, as the README has them run."""
+"""The examples, as the README and their first lines have them run."""
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.daemon import build_dir
+from support.tool import Tool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "examples"
 SECONDS_MAX = 300
@@ -22,6 +25,34 @@ def test_scheduler(client, daemon, pool_name):
     error = re.fullmatch(r"100 rows stored, 100 loaded back, relative error (0\.\d+)\n", done.stdout)
     assert 0.02 < float(error[1]) < 0.03  # e4m3's rounding: see first_session.py
     client.delete_pool(pool.pool_id)
+
+
+def test_engine(client, daemon):
+    """In the pools that its own comment makes."""
+    source = (EXAMPLES / "engine.c").read_text()
+    commands = re.findall(r"^ \*   kvpoolctl (pool create .*)$", source, re.M)
+    assert len(commands) == 2
+    for command in commands:
+        Tool(daemon.socket).run(*command.split())
+    done = subprocess.run([build_dir() / "client" / "engine", daemon.socket], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *lines, totals = done.stdout.splitlines()
+    found = [re.fullmatch(r"sequence +(\d+): prompt +(\d+) in (\d+) chunks, +(\d+) tokens decoded, +(\d+) blocks, "
+                          r"ring (\d+)", line).groups() for line in lines]
+    sequences = [tuple(map(int, groups)) for groups in found]
+    assert sorted(s[0] for s in sequences) == list(range(12))
+    for _, prompt, chunks, decoded, blocks, ring in sequences:
+        assert chunks == -(-prompt // 96) and blocks == -(-(prompt + decoded) // 64) and 0 <= ring < 4
+    # Both layers' rows of every chunk: a window of 128, the chunk, the compressed tokens so far or one row of zeros.
+    ends = [min(prompt, chunk * 96 + 96) for _, prompt, chunks, *_ in sequences for chunk in range(chunks)]
+    rows = 2 * (sum(128 + max(1, end // 4) for end in ends) + sum(s[1] for s in sequences))
+    assert re.fullmatch(rf"12 sequences, \d+ steps, {rows} assembled rows as they were made, \d+\.\d MB read and "
+                        r"written", totals), totals
+    for pool in client.pools():
+        if pool.spec.name in ("engine", "window"):
+            assert pool.free_blocks == pool.spec.num_blocks
+            client.delete_pool(pool.pool_id)
 
 
 def test_first_session(client, daemon):

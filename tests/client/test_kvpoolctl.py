@@ -882,6 +882,35 @@ def test_plans_need_no_daemon_and_refuse(tmp_path):
 # ---- walkthrough ---------------------------------------------------------------------------------------------------
 
 
+# By hand, from the lengths: 10,000 tokens, 1024 of them new, ratio 4, 16 compressed tokens a block, a window of 4096.
+WALKTHROUGH_FIGURES = {
+    "compressed tokens, segments": [2500, 157],
+    "last segment: begin, end, row": [0, 4, 2496],
+    "window tokens, segments": [4096, 2],
+    "first segment: begin, end, row": [784, 4096, 0],
+    "second segment: begin, end, row": [0, 784, 3312],
+    "store slots in the ring: first, last": [784, 1807],
+    "of them read by the first segment": [1024],
+    "pivots of query 0": [1, 4095, 4096, 1],
+    "pivots of query 1023": [1024, 3072, 4096, 1024],
+    "main_kv_offset, rows": [5120, 7620],
+    "rows of two layers that differ": [0],
+    "assemble: bytes read, written": [1320000 + 2162688 + 1048576, 2560000 + 4194304 + 1048576],
+    "saved where the compressed part is shared": [1320000, 2560000],
+    "moved by the chunk's copy": [2097152],
+    "load before store: rows that differ": [0],
+    "load before store: rows stored": [1024],
+    "of them in the ring afterwards": [1024],
+    "columns of query 0: first, last": [1, 4096],
+    "columns of query 1023: first, last": [1024, 5119],
+    "compressed columns: first, last": [5120, 7619],
+    "decode window in the ring: start, length": [1809, 4096],
+    "its slots: first, last, new token's": [1809, 1808, 1808],
+    "bytes of a list of 2,048 compressed tokens": [8192],
+    "of them looked up wrong": [0],
+}
+
+
 def test_walkthrough(client, tool):
     document = tool.json("walkthrough", "--seed", 5)
     assert document["passed"] and document["seed"] == 5
@@ -895,6 +924,8 @@ def test_walkthrough(client, tool):
     # Three bits behind the leading one: uniform in a spacing of 1/8 to 1/16, 1/sqrt(12) of it on average.
     for part in document["parts"]:
         assert 0.02 < part["relative_l2"] < 0.035 and 0.9 < part["bound_used_max"] <= 1
+    assert {f["name"]: f["values"] for f in document["figures"]} == WALKTHROUGH_FIGURES
+    assert all(f["passed"] and f["expected"] == f["values"] for f in document["figures"])
     text = tool.run("walkthrough").stdout
     assert "PASS" in text and re.search(r"^compressed +2,500 +157 .* pass$", text, re.M)
     assert re.search(r"784\.\.4096 of block 1 -> row 0; +0\.\.784 of block 1 -> row 3312", text)
@@ -931,6 +962,29 @@ def test_walkthrough_fails_when_something_comes_back_wrong(daemon, client, tmp_p
         assert "FAIL" in done.stdout and re.match(r"kvpoolctl: compressed: row \d+ element \d+: bits", done.stderr)
         assert not Tool(proxy.socket).json("walkthrough", status=4)["passed"]
     assert [p.spec.name for p in client.pools() if "walkthrough" in p.spec.name] == []
+
+
+def byte_changed(method, reply):
+    if method != "ReadBuffer":
+        return reply
+    message = pb.BytesChunk.FromString(reply)
+    data = bytearray(message.data)
+    data[0] ^= 0x40
+    message.data = bytes(data)
+    return message.SerializeToString()
+
+
+def test_walkthrough_fails_when_a_figure_is_not_the_one_on_paper(daemon, tmp_path):
+    """One bit of each piece of what the steps wrote: an assembled row, a column, a slot."""
+    with Proxy(tmp_path / "wrong.sock", f"unix:{daemon.socket}", byte_changed) as proxy:
+        done = Tool(proxy.socket).run("walkthrough", status=4)
+        assert "FAIL: " in done.stdout
+        failed = [re.fullmatch(r"kvpoolctl: (.+): [\d ,]+, not [\d ,]+", line) for line in done.stderr.splitlines()]
+        assert [f[1] for f in failed] == [
+            "rows of two layers that differ", "load before store: rows that differ", "columns of query 0: first, last",
+            "its slots: first, last, new token's", "of them looked up wrong"]
+        document = Tool(proxy.socket).json("walkthrough", status=4)
+        assert [p["passed"] for p in document["parts"]] == [True, True] and not document["passed"]
 
 
 def test_walkthrough_cleans_up_after_ctrl_c(client, tool):

@@ -188,15 +188,36 @@ static uint64_t slots_skipped(const int32_t *slots, uint64_t count) {
   return skipped;
 }
 
+/* Rows of the source, some more than once, zero rows, and sometimes entries that are wrong. */
+static void fill_gather(int32_t *gather, uint64_t count, uint32_t source_rows, int32_t *slots) {
+  const int32_t hostile[] = {-2, INT32_MIN, INT32_MAX, (int32_t)source_rows, (int32_t)source_rows + 1};
+  bool wrong = random_chance(3);
+  for (uint64_t i = 0; i < count; i++) {
+    gather[i] = source_rows == 0 || random_chance(5) ? -1 : (int32_t)random_below(source_rows);
+    if (gather[i] == -1 && !(wrong && random_chance(4))) {
+      slots[i] = -1;
+    }
+    if (wrong && random_chance(6)) {
+      gather[i] = hostile[random_below(5)];
+    }
+  }
+}
+
 static void run_store_case(struct scene *scene) {
   const struct kvp_format_sizes *sizes = &scene->geometry.sizes;
   uint64_t count = random_below(rows_max + 1);
   bool main_cache = sizes->loaded_scale_bytes == 0;
+  bool gathers = random_chance(3);
+  uint64_t source_rows = gathers ? random_below(rows_max) : count;
   uint64_t stride = random_stride(sizes->row_bytes);
   struct guarded slots = guarded_make(count * sizeof(int32_t), true, 0);
-  struct guarded source = guarded_make(rows_bytes(count, stride, sizes->row_bytes), true, 0);
-  fill_rows(source.base, count, stride, sizes->elements);
+  struct guarded gather = guarded_make(gathers ? count * sizeof(int32_t) : 0, true, 0);
+  struct guarded source = guarded_make(rows_bytes(source_rows, stride, sizes->row_bytes), true, 0);
+  fill_rows(source.base, source_rows, stride, sizes->elements);
   fill_slots(scene, (void *)slots.base, count);
+  if (gathers) {
+    fill_gather((void *)gather.base, count, (uint32_t)source_rows, (void *)slots.base);
+  }
   bool cast_back = main_cache && count > 0 && random_chance(2);
   uint64_t back_stride = random_stride(sizes->row_bytes);
   uint64_t back_bytes = cast_back ? rows_bytes(count, back_stride, sizes->row_bytes) : 0;
@@ -204,8 +225,10 @@ static void run_store_case(struct scene *scene) {
   struct guarded expected_back = guarded_make(back_bytes, true, 0x5A);
   struct kvp_store_params params = {.layer = {scene->expected_region + scene->layer_offset, &scene->geometry},
                                     .source = {source.base, stride},
-                                    .slots = (void *)slots.base,
+                                    .slots = cast_back && random_chance(4) ? NULL : (void *)slots.base,
                                     .row_count = count,
+                                    .gather = (void *)gather.base,
+                                    .source_rows = source_rows,
                                     .rows_skipped = slots_skipped((void *)slots.base, count),
                                     .cast_back = {expected_back.base, back_stride},
                                     .check = scene->check};
@@ -227,6 +250,7 @@ static void run_store_case(struct scene *scene) {
     guarded_compare(&back, &expected_back);
   }
   guarded_free(&slots);
+  guarded_free(&gather);
   guarded_free(&source);
   guarded_free(&back);
   guarded_free(&expected_back);
@@ -502,7 +526,7 @@ static void check_far(const struct kvp_host_variant *variant, const struct kvp_g
   }
 }
 
-static void test_far_addresses(void **state) {
+static void test_host_far_addresses(void **state) {
   (void)state;
   struct kvp_geometry geometry;
   assert_int_equal(kvp_geometry_init(kvp_format_get(KVP_FORMAT_V41), 0, far_tokens, far_blocks, 1, &geometry, NULL),
@@ -533,6 +557,6 @@ int main(int argc, char **argv) {
   }
   reference_init();
   const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(test_random_cases, print_cases_done),
-                                     cmocka_unit_test(test_far_addresses)};
+                                     cmocka_unit_test(test_host_far_addresses)};
   return cmocka_run_group_tests_name("contract_differential", tests, NULL, NULL);
 }

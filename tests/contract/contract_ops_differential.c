@@ -1,4 +1,4 @@
-/* Random index ops and block ops against the reference, every variant of the host kernels: shapes, strides, in place
+/* Random index ops, copies of rows and block ops against the reference, every variant of the host kernels: shapes, strides, in place
  * and not, contents that are right, off by one and hostile. All memory is pre-filled, ends or begins at a guard page,
  * and is compared as a whole; every op is cut in two ranges.
  *
@@ -334,6 +334,58 @@ static void run_cat(void) {
   matrix_free(&out);
 }
 
+/* ---- copy_rows ---- */
+
+/* Rows of 16-byte words in guarded memory. */
+static struct guarded rows_make(uint64_t rows, uint64_t row_bytes, uint64_t *stride_bytes) {
+  *stride_bytes = row_bytes + (random_chance(2) ? 0 : 16 * (uint64_t)random_below(5));
+  return guarded_make(rows == 0 ? 0 : (rows - 1) * *stride_bytes + row_bytes, !random_chance(3), 0x5A);
+}
+
+static void run_copy_rows(void) {
+  static const uint32_t limits[] = {5, 40, 150, 700};
+  uint32_t row_bytes = 16 * (1 + random_below(limits[random_below(4)]));
+  uint64_t count = random_below(random_chance(4) ? 70 : 12);
+  bool gathers = random_chance(2);
+  uint64_t source_rows = gathers ? random_below(12) : count;
+  struct kvp_copy_rows_params params = {.row_count = count, .source_rows = source_rows, .row_bytes = row_bytes};
+  struct guarded source = rows_make(source_rows, row_bytes, &params.source.stride_bytes);
+  struct guarded out = rows_make(count, row_bytes, &params.out.stride_bytes);
+  struct guarded expected_out = guarded_make(out.bytes, true, 0x5A);
+  struct guarded gather = guarded_make(gathers ? count * sizeof(int32_t) : 0, true, 0);
+  for (uint64_t i = 0; i < source.bytes; i++) {
+    source.base[i] = (uint8_t)random_bits();
+  }
+  for (uint64_t i = 0; i < gather.bytes / sizeof(int32_t); i++) {
+    int32_t *from = (int32_t *)(void *)gather.base + i;
+    *from = random_chance(6) ? random_hostile() : (int32_t)random_below((uint32_t)source_rows + 2) - 1;
+  }
+  params.source.base = source.base;
+  params.out.base = expected_out.base;
+  params.gather = (void *)gather.base;
+  struct kvp_op_counts expected = {0};
+  reference_copy_rows(&params, &expected);
+  params.out.base = out.base;
+  const struct kvp_host_variant *variant;
+  for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
+    if (out.base != NULL) {
+      memset(out.base, 0x5A, out.bytes);
+    }
+    struct kvp_op_counts counts = {0};
+    uint64_t cut = random_below((uint32_t)count + 1);
+    variant->moves->copy_rows(&params, cut, count, &counts);
+    variant->moves->copy_rows(&params, 0, cut, &counts);
+    expect_counts(&counts, &expected);
+    if (out.base != NULL) {
+      assert_memory_equal(out.base, expected_out.base, out.bytes);
+    }
+  }
+  guarded_free(&source);
+  guarded_free(&out);
+  guarded_free(&expected_out);
+  guarded_free(&gather);
+}
+
 /* ---- copy_blocks, zero_blocks ---- */
 
 /* Distinct blocks: pairs share no target, as the op wants it; a block copied to itself stays what it is. */
@@ -357,42 +409,48 @@ static void run_blocks(void) {
   uint64_t count = random_below(geometry.num_blocks / 2 + 1);
   struct guarded blocks = guarded_make(2 * count * sizeof(int32_t), true, 0);
   struct guarded region = guarded_make(geometry.region_bytes, !random_chance(3), 0);
+  struct guarded start = guarded_make(geometry.region_bytes, true, 0);
   struct guarded expected_region = guarded_make(geometry.region_bytes, true, 0);
   fill_blocks((void *)blocks.base, geometry.num_blocks, count);
-  for (uint64_t i = 0; i < region.bytes; i++) {
-    region.base[i] = (uint8_t)random_bits();
+  for (uint64_t i = 0; i < start.bytes; i++) {
+    start.base[i] = (uint8_t)random_bits();
   }
-  memcpy(expected_region.base, region.base, region.bytes);
+  memcpy(expected_region.base, start.base, start.bytes);
   struct kvp_blocks_params params = {
       .base = expected_region.base, .geometry = &geometry, .pairs = (void *)blocks.base, .count = count};
+  bool copies = random_chance(2);
   struct kvp_op_counts expected = {0};
-  struct kvp_op_counts counts = {0};
-  uint64_t units = geometry.num_layers * count;
-  uint64_t cut = random_below((uint32_t)units + 1);
-  if (random_chance(2)) {
+  if (copies) {
     reference_copy_blocks(&params, &expected);
-    params.base = region.base;
-    kvp_host_copy_blocks(&params, cut, units, &counts);
-    kvp_host_copy_blocks(&params, 0, cut, &counts);
   } else {
     reference_zero_blocks(&params, &expected);
-    params.base = region.base;
-    kvp_host_zero_blocks(&params, cut, units, &counts);
-    kvp_host_zero_blocks(&params, 0, cut, &counts);
   }
-  expect_counts(&counts, &expected);
-  assert_memory_equal(region.base, expected_region.base, region.bytes);
+  params.base = region.base;
+  const struct kvp_host_variant *variant;
+  for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
+    memcpy(region.base, start.base, start.bytes);
+    struct kvp_op_counts counts = {0};
+    uint64_t units = geometry.num_layers * count;
+    uint64_t cut = random_below((uint32_t)units + 1);
+    void (*move)(const struct kvp_blocks_params *params, uint64_t unit_begin, uint64_t unit_end,
+                 struct kvp_op_counts *counts) = copies ? variant->moves->copy_blocks : variant->moves->zero_blocks;
+    move(&params, cut, units, &counts);
+    move(&params, 0, cut, &counts);
+    expect_counts(&counts, &expected);
+    assert_memory_equal(region.base, expected_region.base, region.bytes);
+  }
   guarded_free(&blocks);
+  guarded_free(&start);
   guarded_free(&region);
   guarded_free(&expected_region);
 }
 
 static void test_random_cases(void **state) {
   (void)state;
-  static void (*const runs[])(void) = {run_convert, run_swa, run_expand, run_cat, run_blocks};
+  static void (*const runs[])(void) = {run_convert, run_swa, run_expand, run_cat, run_blocks, run_copy_rows};
   for (cases_done = 0; cases_done < case_count; cases_done++) {
     random_start((seed << 32) + cases_done);
-    runs[cases_done % 5]();
+    runs[cases_done % 6]();
   }
   assert_true(case_count < 1000 || seen.rows_rejected > case_count);
 }
@@ -418,12 +476,41 @@ static void *reserve(uint64_t bytes) {
   return memory;
 }
 
+struct far {
+  struct kvp_cat_index_params cat;
+  struct kvp_expand_index_params expand;
+};
+
 /* Every row of an op with far rows is that of the same op with near ones. */
-static void test_far_rows(void **state) {
+static void check_far_rows(const struct far *near, uint8_t *memory, const struct kvp_host_variant *variant) {
+  struct far far = *near;
+  struct kvp_op_counts expected = {0};
+  struct kvp_op_counts counts = {0};
+  const uint64_t row_bytes = near->cat.out.stride_bytes;
+  for (size_t row = 0; row < far_rows; row++) {
+    memset(memory + far_out + row * far_stride, 0x5A, row_bytes);
+  }
+  reference_cat_index(&near->cat, &expected);
+  far.cat.right = (struct kvp_rows){memory, far_stride};
+  far.cat.out = (struct kvp_rows){memory + far_out, far_stride};
+  variant->index->cat(&far.cat, 0, far_rows, &counts);
+  for (size_t row = 0; row < far_rows; row++) {
+    assert_memory_equal(memory + far_out + row * far_stride, near->cat.out.base + row * row_bytes, row_bytes);
+  }
+  reference_expand_index(&near->expand, &expected);
+  far.expand.out = (struct kvp_rows){memory + far_out, far_stride};
+  variant->index->expand(&far.expand, 0, far_rows, &counts);
+  for (size_t row = 0; row < far_rows; row++) {
+    assert_memory_equal(memory + far_out + row * far_stride, near->expand.out.base + row * row_bytes, row_bytes);
+  }
+  expect_counts(&counts, &expected);
+}
+
+static void test_host_far_rows(void **state) {
   (void)state;
   uint64_t far_bytes = far_rows * far_stride;
-  uint8_t *far = reserve(far_bytes);
-  static int32_t near[far_rows][far_columns];
+  uint8_t *memory = reserve(far_bytes);
+  static int32_t out[far_rows][far_columns];
   static int32_t right[far_rows][far_columns];
   int32_t pivots[far_rows][4];
   random_start(seed);
@@ -433,37 +520,26 @@ static void test_far_rows(void **state) {
     }
     for (size_t i = 0; i < far_columns; i++) {
       right[row][i] = (int32_t)random_below(1000);
-      memcpy(far + row * far_stride + i * sizeof(int32_t), &right[row][i], sizeof(int32_t));
+      memcpy(memory + row * far_stride + i * sizeof(int32_t), &right[row][i], sizeof(int32_t));
     }
   }
-  struct kvp_cat_index_params cat = {.right = {(void *)right, sizeof(right[0])},
-                                     .out = {(void *)near, sizeof(near[0])},
-                                     .row_count = far_rows,
-                                     .right_columns = far_columns,
-                                     .base = 7};
-  struct kvp_expand_index_params expand = {
-      .pivots = pivots[0], .out = {(void *)near, sizeof(near[0])}, .row_count = far_rows, .width = far_columns};
-  struct kvp_op_counts expected = {0};
-  struct kvp_op_counts counts = {0};
-  reference_cat_index(&cat, &expected);
-  cat.right = (struct kvp_rows){far, far_stride};
-  cat.out = (struct kvp_rows){far + far_out, far_stride};
-  kvp_host_cat_index(&cat, 0, far_rows, &counts);
-  for (size_t row = 0; row < far_rows; row++) {
-    assert_memory_equal(far + far_out + row * far_stride, near[row], sizeof(near[row]));
+  const struct far near = {
+      .cat = {.right = {(void *)right, sizeof(right[0])},
+              .out = {(void *)out, sizeof(out[0])},
+              .row_count = far_rows,
+              .right_columns = far_columns,
+              .base = 7},
+      .expand = {
+          .pivots = pivots[0], .out = {(void *)out, sizeof(out[0])}, .row_count = far_rows, .width = far_columns}};
+  const struct kvp_host_variant *variant;
+  for (size_t v = 0; (variant = kvp_host_variant_get(v)) != NULL; v++) {
+    check_far_rows(&near, memory, variant);
   }
-  reference_expand_index(&expand, &expected);
-  expand.out = (struct kvp_rows){far, far_stride};
-  kvp_host_expand_index(&expand, 0, far_rows, &counts);
-  for (size_t row = 0; row < far_rows; row++) {
-    assert_memory_equal(far + row * far_stride, near[row], sizeof(near[row]));
-  }
-  expect_counts(&counts, &expected);
-  (void)munmap(far, far_bytes);
+  (void)munmap(memory, far_bytes);
 }
 
 /* Blocks of 2 MiB: 1023 ends at 2^31, 2047 at 2^32, and the second layer lies behind both. */
-static void test_far_blocks(void **state) {
+static void test_host_far_blocks(void **state) {
   (void)state;
   static const int32_t pairs[] = {0, 1023, 1024, 1, 2047, 2048, 2, 2199};
   struct kvp_geometry geometry;
@@ -537,7 +613,7 @@ static void convert_racing(const struct racing *racing, const struct kvp_host_va
   assert_int_equal(counts.rows_rejected, wrong);
 }
 
-static void test_changing_memory(void **state) {
+static void test_host_changing_memory(void **state) {
   (void)state;
   struct racing *racing = mmap(NULL, sizeof(*racing), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   assert_true(racing != MAP_FAILED);
@@ -566,7 +642,7 @@ int main(int argc, char **argv) {
   }
   reference_init();
   const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(test_random_cases, print_cases_done),
-                                     cmocka_unit_test(test_far_rows), cmocka_unit_test(test_far_blocks),
-                                     cmocka_unit_test(test_changing_memory)};
+                                     cmocka_unit_test(test_host_far_rows), cmocka_unit_test(test_host_far_blocks),
+                                     cmocka_unit_test(test_host_changing_memory)};
   return cmocka_run_group_tests_name("contract_ops_differential", tests, NULL, NULL);
 }

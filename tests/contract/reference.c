@@ -235,12 +235,32 @@ static void addresses(const struct kvp_layer *layer, uint64_t block, uint64_t of
   }
 }
 
+/* A row that is made of nothing. */
+static void store_zero_row(const struct kvp_store_params *params, uint64_t row, bool right,
+                           struct kvp_op_counts *counts) {
+  if (right) {
+    counts->rows_skipped++;
+  } else {
+    counts->rows_rejected++;
+  }
+  if (params->cast_back.base != NULL) {
+    uint64_t row_bytes = params->layer.geometry->sizes.row_bytes;
+    memset(params->cast_back.base + row * params->cast_back.stride_bytes, 0, row_bytes);
+    counts->bytes_written += row_bytes;
+  }
+}
+
 void reference_store(const struct kvp_store_params *params, struct kvp_op_counts *counts) {
   const struct kvp_geometry *geometry = params->layer.geometry;
   const struct kvp_format_sizes *sizes = &geometry->sizes;
   int64_t tokens = geometry->tokens_per_block;
   for (uint64_t i = 0; i < params->row_count; i++) {
-    int64_t slot = params->slots[i];
+    int64_t slot = params->slots == NULL ? -1 : params->slots[i];
+    int64_t from = params->gather == NULL ? (int64_t)i : params->gather[i];
+    if (params->gather != NULL && (from < 0 || from >= (int64_t)params->source_rows)) {
+      store_zero_row(params, i, from == -1 && slot == -1, counts);
+      continue;
+    }
     static uint8_t record[2 * 65536 + 64];
     uint8_t *data = record;
     uint8_t *scales = record + sizes->data_bytes;
@@ -258,7 +278,7 @@ void reference_store(const struct kvp_store_params *params, struct kvp_op_counts
         continue;
       }
     }
-    const uint8_t *row = params->source.base + i * params->source.stride_bytes;
+    const uint8_t *row = params->source.base + (uint64_t)from * params->source.stride_bytes;
     struct row_result result = quantize(geometry, row, data, scales);
     counts->rows_nonfinite += result.nonfinite ? 1 : 0;
     counts->groups_saturated += result.saturated;

@@ -239,7 +239,28 @@ void reference_fused_store(const struct kvp_fused_store_params *params, struct k
   }
 }
 
-/* ---- blocks ---- */
+/* ---- rows and blocks as they are ---- */
+
+void reference_copy_rows(const struct kvp_copy_rows_params *params, struct kvp_op_counts *counts) {
+  for (uint64_t i = 0; i < params->row_count; i++) {
+    int64_t from = params->gather == NULL ? (int64_t)i : params->gather[i];
+    bool inside = params->gather == NULL || (from >= 0 && from < (int64_t)params->source_rows);
+    for (uint64_t byte = 0; byte < params->row_bytes; byte++) {
+      uint8_t value = 0;
+      if (inside) {
+        value = params->source.base[(uint64_t)from * params->source.stride_bytes + byte];
+        counts->bytes_read++;
+      }
+      params->out.base[i * params->out.stride_bytes + byte] = value;
+      counts->bytes_written++;
+    }
+    if (inside || from == -1) {
+      counts->rows_loaded++;
+    } else {
+      counts->rows_rejected++;
+    }
+  }
+}
 
 void reference_copy_blocks(const struct kvp_blocks_params *params, struct kvp_op_counts *counts) {
   const struct kvp_geometry *geometry = params->geometry;

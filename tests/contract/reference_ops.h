@@ -14,6 +14,7 @@ void reference_swa_index(const struct kvp_swa_index_params *params, struct kvp_o
 void reference_expand_index(const struct kvp_expand_index_params *params, struct kvp_op_counts *counts);
 void reference_cat_index(const struct kvp_cat_index_params *params, struct kvp_op_counts *counts);
 void reference_fused_store(const struct kvp_fused_store_params *params, struct kvp_op_counts *counts);
+void reference_copy_rows(const struct kvp_copy_rows_params *params, struct kvp_op_counts *counts);
 void reference_copy_blocks(const struct kvp_blocks_params *params, struct kvp_op_counts *counts);
 void reference_zero_blocks(const struct kvp_blocks_params *params, struct kvp_op_counts *counts);
 

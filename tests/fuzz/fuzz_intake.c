@@ -12,6 +12,7 @@
 #include "proto/owner_entry.h"
 #include "server/executor/device_host.h"
 #include "server/executor/intake.h"
+#include "server/executor/step_layout.h"
 #include "tests/fuzz/intake_world.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
@@ -19,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 enum { keeps_header = 1, is_foreign_ring = 2 };
 
 static struct kvp_objects objects;
-static struct kvp_pool pool;
+static struct kvp_pool pools[intake_world_pools];
 static struct kvp_buffer buffers[intake_world_buffers];
 
 static void *allocate(uint64_t bytes) {
@@ -35,20 +36,25 @@ static void world_build(void) {
   for (uint32_t i = 0; i < intake_world_blocks; i++) {
     owners[i] = intake_world_owner_entry(i);
   }
-  pool.id = intake_world_pool;
-  pool.num_blocks = intake_world_blocks;
-  pool.owner_entries = (_Atomic uint64_t *)(void *)owners;
-  pool.device_owner_entries = owners;
-  pool.region_count = intake_world_regions;
-  for (uint32_t i = 0; i < intake_world_regions; i++) {
-    const struct intake_world_region *spec = &intake_world_region_specs[i];
-    struct kvp_region *region = &pool.regions[i];
-    enum kvp_status status = kvp_geometry_init(kvp_format_get(spec->format), spec->width, spec->tokens_per_block,
-                                               intake_world_blocks, intake_world_layers, &region->geometry, NULL);
-    assert(status == KVP_OK);
-    region->base = allocate(region->geometry.region_bytes);
+  bool added = true;
+  for (uint32_t p = 0; p < intake_world_pools; p++) {
+    struct kvp_pool *pool = &pools[p];
+    pool->id = p == 0 ? intake_world_pool : intake_world_ring;
+    pool->kind = p == 0 ? KVP_POOL_PAGED : KVP_POOL_RING;
+    pool->num_blocks = intake_world_blocks;
+    pool->owner_entries = (_Atomic uint64_t *)(void *)owners;
+    pool->device_owner_entries = owners;
+    pool->region_count = intake_world_regions;
+    for (uint32_t i = 0; i < intake_world_regions; i++) {
+      const struct intake_world_region *spec = &intake_world_region_specs[i];
+      struct kvp_region *region = &pool->regions[i];
+      enum kvp_status status = kvp_geometry_init(kvp_format_get(spec->format), spec->width, spec->tokens_per_block,
+                                                 intake_world_blocks, intake_world_layers, &region->geometry, NULL);
+      assert(status == KVP_OK);
+      region->base = allocate(region->geometry.region_bytes);
+    }
+    added = kvp_id_table_add(&objects.pools, pool->id, pool) && added;
   }
-  bool added = kvp_id_table_add(&objects.pools, pool.id, &pool);
   for (uint32_t i = 0; i < intake_world_buffers; i++) {
     buffers[i] = (struct kvp_buffer){
         .id = i + 1, .base = allocate(intake_world_buffer_bytes), .bytes = intake_world_buffer_bytes};
@@ -58,14 +64,36 @@ static void world_build(void) {
   assert(added);
 }
 
-static void step_run(struct kvp_step *step) {
+/* Every array that the device would be given lies inside the step, whatever it says; nothing of a step is launched
+ * twice. */
+static void arrays_check(const struct kvp_step *step, const struct kvp_device_op *op) {
+  struct kvp_host_array arrays[kvp_host_arrays_per_op_max];
+  const uint32_t count = kvp_device_op_host_arrays(op, arrays);
+  for (uint32_t i = 0; i < count; i++) {
+    const uint8_t *begin = NULL;
+    memcpy(&begin, (const uint8_t *)op + arrays[i].field_offset, sizeof begin);
+    const bool is_cut = op->kind == KVP_DEVICE_LOAD;
+    const bool is_inside = begin >= step->wire && begin + arrays[i].bytes <= step->wire + step->wire_bytes;
+    assert(is_inside || is_cut);
+  }
+}
+
+static void step_run(struct kvp_intake *intake, struct kvp_step *step) {
+  uint32_t device_ops = 0;
   for (uint32_t i = 0; i < step->op_count; i++) {
-    struct kvp_device_op *op = &step->ops[i].device;
-    const uint64_t units = kvp_host_op_units(op);
-    for (uint64_t unit = 0; unit < units; unit++) {
-      kvp_host_op_run(op, unit, &op->counts);
+    const struct kvp_step_op *op = &step->ops[i];
+    for (struct kvp_device_op *it = op->first; it != NULL; it = kvp_step_op_next(op, it), device_ops++) {
+      arrays_check(step, it);
+      const uint64_t units = kvp_host_op_units(it);
+      for (uint64_t unit = 0; unit < units; unit++) {
+        kvp_host_op_run(it, unit, &it->counts);
+      }
     }
   }
+  assert(device_ops == step->device_op_count);
+  kvp_compressed_parts_accept(&intake->compressed, step);
+  kvp_compressed_parts_finish(&intake->compressed, step);
+  kvp_compressed_parts_deinit(&intake->compressed); /* one input knows nothing of another */
   uint8_t *report = malloc(kvp_step_report_bytes(step) + 1);
   assert(report != NULL);
   kvp_step_report_write(step, report);
@@ -105,7 +133,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
   enum kvp_status status = kvp_intake_check(&intake, &step, &error);
   if (status == KVP_OK) {
     kvp_step_hold_objects(&step);
-    step_run(&step);
+    step_run(&intake, &step);
     kvp_step_release_objects(&step);
   } else {
     refusal_check(&error, status);

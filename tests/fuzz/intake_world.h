@@ -9,6 +9,8 @@
 
 enum {
   intake_world_pool = 1,
+  intake_world_ring = 2, /* a ring pool of the same regions and blocks */
+  intake_world_pools = 2,
   intake_world_blocks = 6,
   intake_world_layers = 2,
   intake_world_regions = 4,

@@ -63,6 +63,97 @@ static void add_transfers(struct step_encoder *encoder) {
   op->total_k = 200;
 }
 
+/* Layer 0 of v41: a history of 6 rows, a gathered chunk of 3, stored; 4 compressed rows. */
+static struct kvp_wire_op *add_assemble(struct step_encoder *encoder, uint32_t flags) {
+  static const int32_t history[] = {1, 10, 14, 0, 1, 0, 2, 4};
+  static const int32_t compressed[] = {2, 3, 7, 0};
+  static const int32_t gather[] = {1, -1, 0};
+  static const int32_t slots[] = {27, -1, 28};
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_ASSEMBLE);
+  op->flags = flags;
+  op->pool_id = intake_world_ring;
+  op->second_pool_id = intake_world_pool;
+  op->total_k = 6;
+  op->argument = 3;
+  op->numbers[0] = 4;
+  op->second = step_view(3, 0, 14, 1024, 1024);
+  op->arrays[0] = step_encoder_array(encoder, history, sizeof history);
+  op->arrays[3] = step_encoder_array(encoder, compressed, sizeof compressed);
+  if ((flags & KVP_OP_CHUNK_RESERVED) == 0) {
+    op->source = step_view(1, 0, 2, 1024, 1024);
+    op->arrays[1] = step_encoder_array(encoder, gather, sizeof gather);
+    op->arrays[2] = step_encoder_array(encoder, slots, sizeof slots);
+  }
+  return op;
+}
+
+static void add_fused_store(struct step_encoder *encoder, uint32_t layer) {
+  static const int32_t slots[] = {700, -1, 3};
+  static const int32_t positions[] = {2, 9, 0};
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_FUSED_STORE);
+  op->pool_id = intake_world_ring;
+  op->region = 2;
+  op->layer = layer;
+  op->flags = KVP_OP_ROUND_TO_BF16 | KVP_OP_HADAMARD | (layer == 0 ? KVP_OP_NEOX : 0U);
+  op->source = step_view(1, 0, 3, 16, 16);
+  op->third = step_view(1, 64, 1, 16, 16);
+  op->fourth = step_view(1, 128, 4, 16, 16);
+  op->second = layer == 0 ? step_view(3, 20480, 3, 16, 32) : op->second;
+  op->arrays[0] = step_encoder_array(encoder, slots, sizeof slots);
+  op->arrays[1] = layer == 0 ? step_encoder_buffer_array(encoder, 1, 1024, sizeof positions)
+                             : step_encoder_array(encoder, positions, sizeof positions);
+  op->argument = 4;
+  op->numbers[0] = 0x358637BD; /* 1e-6 */
+}
+
+static void add_indices(struct step_encoder *encoder) {
+  static const int32_t tables[] = {0, 2, 1, -1};
+  static const int32_t valid[] = {3, 2};
+  static const int32_t topk[] = {5, 20, 0, 1, 2, -1};
+  static const int32_t offset_len[] = {15, 4, 0, 0};
+  static const int32_t pivots[] = {3, 2, 9, 1, 0, 9, 0, 0};
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_CONVERT_KV_INDEX);
+  op->pool_id = intake_world_pool;
+  op->source = step_view(3, 0, 2, 12, 16);
+  op->argument = 1;
+  op->numbers[0] = 2;
+  op->arrays[0] = step_encoder_array(encoder, tables, sizeof tables);
+  op->arrays[1] = step_encoder_array(encoder, valid, sizeof valid);
+  op = step_encoder_op(encoder, KVP_OP_CONVERT_KV_INDEX);
+  *op = encoder->ops[0];
+  op->source = (struct kvp_wire_view){0};
+  op->second = step_view(3, 64, 3, 12, 12);
+  op->arrays[0] = step_encoder_buffer_array(encoder, 1, 0, sizeof tables);
+  op->arrays[2] = step_encoder_array(encoder, topk, sizeof topk);
+  op = step_encoder_op(encoder, KVP_OP_SWA_INDEX_DECODE);
+  op->pool_id = intake_world_ring;
+  op->argument = 5;
+  op->second = step_view(3, 128, 2, 20, 20);
+  op->arrays[0] = step_encoder_array(encoder, offset_len, sizeof offset_len);
+  op = step_encoder_op(encoder, KVP_OP_EXPAND_SWA_INDEX);
+  op->argument = 4;
+  op->second = step_view(3, 256, 2, 16, 16);
+  op->arrays[0] = step_encoder_array(encoder, pivots, sizeof pivots);
+  op = step_encoder_op(encoder, KVP_OP_KV_INDEX_CAT);
+  op->source = step_view(3, 128, 2, 20, 20);
+  op->second = step_view(3, 512, 2, 32, 32);
+  op->arrays[1] = step_encoder_array(encoder, topk, sizeof topk);
+  op->numbers[0] = 5;
+  op->numbers[1] = 3;
+  op->argument = 9;
+}
+
+static void add_blocks(struct step_encoder *encoder) {
+  static const int32_t pairs[] = {4, 0, 4, 1};
+  static const int32_t blocks[] = {2, 1};
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_COPY_BLOCKS);
+  op->pool_id = intake_world_pool;
+  op->arrays[0] = step_encoder_array(encoder, pairs, sizeof pairs);
+  op = step_encoder_op(encoder, KVP_OP_ZERO_BLOCKS);
+  op->pool_id = intake_world_ring;
+  op->arrays[0] = step_encoder_array(encoder, blocks, sizeof blocks);
+}
+
 static void begin(struct step_encoder *encoder, uint32_t owner) {
   step_encoder_init(encoder, 1, owner, intake_world_epoch);
 }
@@ -115,5 +206,27 @@ int main(int argc, char **argv) {
   write_seed(argv[1], "long_segment", 0, &encoder);
   begin(&encoder, intake_world_session);
   write_seed(argv[1], "empty", 1, &encoder);
+
+  begin(&encoder, intake_world_session); /* kept by the second; the third reads what the first has stored to */
+  (void)add_assemble(&encoder, 0);
+  add_assemble(&encoder, KVP_OP_KEEP_COMPRESSED | KVP_OP_CHUNK_RESERVED)->layer = 1;
+  (void)add_assemble(&encoder, KVP_OP_CHUNK_CAST_BACK | KVP_OP_ALLOW_STORE_BEFORE_LOAD);
+  write_seed(argv[1], "assemble", 0, &encoder);
+  begin(&encoder, intake_world_session);
+  struct kvp_wire_op *op = add_assemble(&encoder, 0);
+  op->arrays[1] = step_encoder_buffer_array(&encoder, 1, 4096, 12);
+  op->arrays[2] = step_encoder_buffer_array(&encoder, 1, 4096 + 12, 12);
+  (void)add_assemble(&encoder, KVP_OP_CHUNK_RESERVED);
+  write_seed(argv[1], "assemble_buffers", 0, &encoder);
+  begin(&encoder, intake_world_session);
+  add_fused_store(&encoder, 0);
+  add_fused_store(&encoder, 1);
+  write_seed(argv[1], "fused_store", 0, &encoder);
+  begin(&encoder, intake_world_session);
+  add_indices(&encoder);
+  write_seed(argv[1], "indices", 0, &encoder);
+  begin(&encoder, intake_world_session);
+  add_blocks(&encoder);
+  write_seed(argv[1], "blocks", 0, &encoder);
   return 0;
 }

@@ -3,8 +3,6 @@
  *
  *   contract_hostile [small]
  */
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,13 +10,14 @@
 
 #include "tests/gpu/hostile_scene.h"
 #include "tests/gpu/report.h"
+#include "tests/gpu/rewriter.h"
 
-enum { tokens_per_block = 17, choices_max = 1024 };
+enum { tokens_per_block = 17 };
 
 static uint64_t rows_max = 20000; /* of one op */
 static uint32_t num_blocks = 1024;
 static uint32_t rounds = 20;
-static uint64_t rewrites = 1000000; /* of the array by another stream, unless it is stopped earlier */
+static uint64_t rewrites = rewrites_many;
 static uint64_t random_counter = 1;
 
 static uint64_t random_bits(void) {
@@ -264,71 +263,12 @@ static void random_load(struct scene *scene, uint32_t round) {
 
 /* ---- arrays that change while they are read ---- */
 
-struct rewriter {
-  int32_t *values; /* pinned host memory, or device memory */
-  uint64_t count;
-  int32_t choices[choices_max];
-  int32_t *device_choices;
-  int32_t *stop; /* pinned */
-  cudaStream_t stream;
-  pthread_t thread;
-  bool on_host;
-};
-
-static void *rewrite_on_host(void *context) {
-  struct rewriter *rewriter = context;
-  uint64_t counter = 1;
-  while (__atomic_load_n(rewriter->stop, __ATOMIC_RELAXED) == 0) {
-    for (uint64_t i = 0; i < rewriter->count; i++) {
-      int32_t choice = rewriter->choices[mix_bits(counter++) % choices_max];
-      __atomic_store_n(&rewriter->values[i], choice, __ATOMIC_RELAXED);
-    }
-  }
-  return NULL;
-}
-
-static void rewriter_start(struct rewriter *rewriter, uint64_t count, bool on_host) {
-  rewriter->count = count;
-  rewriter->on_host = on_host;
-  gpu_check(cudaHostAlloc((void **)&rewriter->stop, sizeof(*rewriter->stop), cudaHostAllocMapped));
-  *rewriter->stop = 0;
-  if (on_host) {
-    gpu_check(cudaHostAlloc((void **)&rewriter->values, count * sizeof(int32_t), cudaHostAllocMapped));
-    memset(rewriter->values, 0xFF, count * sizeof(int32_t));
-    if (pthread_create(&rewriter->thread, NULL, rewrite_on_host, rewriter) != 0) {
-      report_failed("no thread");
-    }
-    return;
-  }
-  gpu_check(cudaMalloc((void **)&rewriter->values, count * sizeof(int32_t)));
-  gpu_check(cudaMemset(rewriter->values, 0xFF, count * sizeof(int32_t)));
-  rewriter->device_choices = device_copy(rewriter->choices, sizeof(rewriter->choices));
-  gpu_check(cudaDeviceSynchronize());
-  gpu_check(cudaStreamCreateWithFlags(&rewriter->stream, cudaStreamNonBlocking));
-  device_values_rewrite(rewriter->values, count, rewriter->device_choices, choices_max, rewrites, rewriter->stop,
-                        rewriter->stream);
-}
-
-static void rewriter_end(struct rewriter *rewriter) {
-  __atomic_store_n(rewriter->stop, 1, __ATOMIC_RELEASE);
-  if (rewriter->on_host) {
-    (void)pthread_join(rewriter->thread, NULL);
-    gpu_check(cudaFreeHost(rewriter->values));
-  } else {
-    gpu_check(cudaStreamSynchronize(rewriter->stream));
-    gpu_check(cudaStreamDestroy(rewriter->stream));
-    gpu_check(cudaFree(rewriter->values));
-    gpu_check(cudaFree(rewriter->device_choices));
-  }
-  gpu_check(cudaFreeHost(rewriter->stop));
-}
-
 static void changing_store(struct scene *scene, bool on_host) {
   static struct rewriter rewriter;
-  for (uint32_t i = 0; i < choices_max; i++) {
+  for (uint32_t i = 0; i < rewriter_choices_max; i++) {
     rewriter.choices[i] = random_value(i, slot_limit(scene));
   }
-  rewriter_start(&rewriter, scene->rows_max, on_host);
+  rewriter_start(&rewriter, scene->rows_max, rewrites, on_host);
   bool cast_back = scene->geometry.sizes.loaded_scale_bytes == 0;
   struct kvp_store_params params = scene_store(scene, scene->rows_max, cast_back);
   params.slots = rewriter.values;
@@ -348,10 +288,10 @@ static void changing_store(struct scene *scene, bool on_host) {
 static void changing_load(struct scene *scene, bool on_host) {
   static struct rewriter rewriter;
   uint64_t total_k = scene->rows_max / 2;
-  for (uint32_t i = 0; i < choices_max; i++) {
+  for (uint32_t i = 0; i < rewriter_choices_max; i++) {
     rewriter.choices[i] = random_value(i, i % 4 == 0 ? total_k : num_blocks);
   }
-  rewriter_start(&rewriter, 4 * scene->rows_max, on_host);
+  rewriter_start(&rewriter, 4 * scene->rows_max, rewrites, on_host);
   struct kvp_load_params params = scene_load(scene, total_k);
   params.segments = (const void *)rewriter.values;
   params.segment_count = scene->rows_max;
@@ -432,7 +372,7 @@ int main(int argc, char **argv) {
   rows_max = small ? 600 : rows_max;
   num_blocks = small ? 96 : num_blocks;
   rounds = small ? 3 : rounds;
-  rewrites = small ? 200 : rewrites;
+  rewrites = small ? rewrites_few : rewrites;
   gpu_open();
   for (int id = 0; id < kvp_format_count; id++) {
     run_format(kvp_format_get((enum kvp_format_id)id));

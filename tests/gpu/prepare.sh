@@ -18,8 +18,11 @@ fi
 work=$folder-work
 programs=(
   server/supervisor/kvpoold server/executor/kvpool-exec client/kvpoolctl/kvpoolctl
-  tests/gpu/contract_golden_cuda tests/gpu/contract_differential_cuda tests/gpu/contract_large
-  tests/gpu/contract_population tests/gpu/contract_hostile tests/gpu/long_kernel tests/bench/bench_kernels
+  tests/gpu/contract_golden_cuda tests/gpu/contract_differential_cuda tests/gpu/contract_ops_golden_cuda
+  tests/gpu/contract_gather_differential_cuda tests/gpu/contract_ops_differential_cuda
+  tests/gpu/contract_fused_differential_cuda tests/gpu/contract_large tests/gpu/contract_population
+  tests/gpu/contract_hostile tests/gpu/contract_hostile_ops tests/gpu/long_kernel
+  tests/bench/bench_kernels tests/bench/bench_ops_cuda
 )
 # The C library and the compilers' own: every system has them, and they fit that system only.
 left_behind='^(linux-vdso|ld-linux|libc|libm|libmvec|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s)[.-]'

@@ -172,13 +172,18 @@ stage_smoke() {
 
 stage_golden() {
   program "$build/tests/gpu/contract_golden_cuda"
+  program "$build/tests/gpu/contract_ops_golden_cuda"
 }
 
 # 10,000 cases, by as many processes as there are processors for: the reference is what takes time.
 stage_differential() {
-  local shards=5 seed pids=() status=0 pid
+  local shards=5 seed name pids=() status=0 pid
   for ((seed = 1; seed <= shards; seed++)); do
     program "$build/tests/gpu/contract_differential_cuda" $((10000 / shards)) "$seed" &
+    pids+=($!)
+  done
+  for name in gather ops fused; do
+    program "$build/tests/gpu/contract_${name}_differential_cuda" 3000 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do
@@ -189,6 +194,7 @@ stage_differential() {
 
 stage_hostile() {
   program "$build/tests/gpu/contract_hostile"
+  program "$build/tests/gpu/contract_hostile_ops"
 }
 
 stage_large() {
@@ -199,7 +205,11 @@ stage_large() {
 # The tool on a small set. Its words at the end are what counts: a tool that can't work on a host says no summary.
 sanitize() {
   local tool=$1 log=$logs/sanitizer-$1.log status=0 clean=0 command
-  local commands=("contract_golden_cuda" "contract_differential_cuda 200" "contract_hostile small")
+  local commands=(
+    "contract_golden_cuda" "contract_differential_cuda 200" "contract_hostile small" "contract_ops_golden_cuda"
+    "contract_gather_differential_cuda 60" "contract_ops_differential_cuda 120" "contract_fused_differential_cuda 60"
+    "contract_hostile_ops small"
+  )
   : >"$log"
   for command in "${commands[@]}"; do
     # shellcheck disable=SC2086 # a program and its arguments
@@ -255,6 +265,7 @@ stage_mps() {
 
 stage_bench() {
   program "$build/tests/bench/bench_kernels"
+  program "$build/tests/bench/bench_ops_cuda"
 }
 
 # ---- running them ----------------------------------------------------------------------------------------------------

@@ -181,13 +181,76 @@ class Step:
                                                cast_back=cast_back)))
         return self
 
-    def load(self, region, segments, total_k, out, out_scales=None):
+    def load(self, region, segments, total_k, out, out_scales=None, allow=False):
         self.ops.append(pb.Op(load=pb.LoadOp(region=region, segments=self._index(segments), total_k=total_k, out=out,
-                                             out_scales=out_scales)))
+                                             out_scales=out_scales, allow_store_before_load=allow)))
+        return self
+
+    def assemble(self, out, swa=None, chunk=None, compressed=None, allow=False):
+        """swa: (region, segments, total_k). chunk: fields of AssembleChunk. compressed: (region, segments, total_k), or
+        with keep_compressed behind them."""
+        op = pb.AssembleOp(out=out, allow_store_before_load=allow)
+        if swa is not None:
+            region, segments, total_k = swa
+            op.swa.CopyFrom(pb.AssembleSwa(region=region, segments=self._index(segments), total_k=total_k))
+        if chunk is not None:
+            fields = {name: self._index(value) if name in ("gather", "store_slots") else value
+                      for name, value in chunk.items()}
+            op.chunk.CopyFrom(pb.AssembleChunk(**fields))
+        if compressed is not None:
+            region, segments, total_k, *keep = compressed
+            op.compressed.CopyFrom(pb.AssembleCompressed(region=region, segments=self._index(segments),
+                                                         total_k=total_k, keep_compressed=bool(keep and keep[0])))
+        self.ops.append(pb.Op(assemble=op))
+        return self
+
+    def fused_store(self, region, source, norm_weight, eps, positions, slots, **fields):
+        """fields: cos_sin, rope_offset, neox, hadamard, keep_float32, cast_back."""
+        self.ops.append(pb.Op(fused_store=pb.FusedStoreOp(
+            region=region, source=source, norm_weight=norm_weight, eps=eps, positions=self._index(positions),
+            slots=self._index(slots), **fields)))
+        return self
+
+    def convert_kv_index(self, region, topk, block_tables, table_columns, valid, queries, out=None):
+        self.ops.append(pb.Op(convert_kv_index=pb.ConvertKvIndexOp(
+            region=region, topk=self._matrix(topk), out=out, block_tables=self._index(block_tables),
+            table_columns=table_columns, valid=self._index(valid), queries=queries)))
+        return self
+
+    def swa_index_decode(self, region, offset_len, window, out):
+        self.ops.append(pb.Op(swa_index_decode=pb.SwaIndexDecodeOp(
+            region=region, offset_len=self._index(offset_len), window=window, out=out)))
+        return self
+
+    def expand_swa_index(self, pivots, width, out):
+        self.ops.append(pb.Op(expand_swa_index=pb.ExpandSwaIndexOp(pivots=self._index(pivots), width=width, out=out)))
+        return self
+
+    def kv_index_cat(self, left, left_columns, right, right_columns, right_base, out):
+        """left, right: as of _matrix, or None."""
+        self.ops.append(pb.Op(kv_index_cat=pb.KvIndexCatOp(
+            left=self._matrix(left), left_columns=left_columns, right=self._matrix(right),
+            right_columns=right_columns, right_base=right_base, out=out)))
+        return self
+
+    def copy_blocks(self, pool_id, pairs):
+        self.ops.append(pb.Op(copy_blocks=pb.CopyBlocksOp(pool_id=pool_id, pairs=self._index(pairs))))
+        return self
+
+    def zero_blocks(self, pool_id, blocks):
+        self.ops.append(pb.Op(zero_blocks=pb.ZeroBlocksOp(pool_id=pool_id, blocks=self._index(blocks))))
         return self
 
     def _index(self, values):
         return values if isinstance(values, int) else self.array(values)
+
+    def _matrix(self, values):
+        """A view, or what an array may be."""
+        if values is None:
+            return None
+        if isinstance(values, pb.View):
+            return pb.Matrix(view=values)
+        return pb.Matrix(array=self._index(values))
 
     def request(self, session, epoch, step_id=0):
         return pb.StepRequest(session=session, step_id=step_id, placement=self.placement, epoch=epoch,

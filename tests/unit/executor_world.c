@@ -52,6 +52,29 @@ void world_pool_attach(struct world *world) {
   world_assert_ok(exec_harness_buffer_attach(&world->link, other_buffer, other_memory, buffer_bytes, other_session));
 }
 
+void world_ring_attach(struct world *world) {
+  struct kvp_control_pool pool = {
+      .pool_id = ring_pool_id, .num_blocks = num_blocks, .region_count = 2, .kind = KVP_POOL_RING};
+  pool.regions[0] = (struct kvp_control_region){.memory_id = ring_memory,
+                                                .format = KVP_FORMAT_V41,
+                                                .width = 512,
+                                                .tokens_per_block = ring_tokens,
+                                                .num_layers = ring_layers,
+                                                .name = "ring"};
+  pool.regions[1] = (struct kvp_control_region){.memory_id = narrow_memory,
+                                                .format = KVP_FORMAT_BF16,
+                                                .width = narrow_row_bytes / 2,
+                                                .tokens_per_block = ring_tokens,
+                                                .num_layers = narrow_layers,
+                                                .name = "narrow"};
+  world_assert_ok(exec_harness_memory_create(&world->link, ring_memory, ring_bytes, &world->ring_fd));
+  world_assert_ok(exec_harness_memory_create(&world->link, narrow_memory, narrow_bytes, &world->narrow_fd));
+  world->ring = exec_harness_map(world->ring_fd, ring_bytes);
+  world->narrow = exec_harness_map(world->narrow_fd, narrow_bytes);
+  world_assert_ok(
+      exec_harness_request(&world->link, KVP_CONTROL_POOL_ATTACH, &pool, sizeof pool, &world->owner_fd, 1));
+}
+
 void world_init_with(struct world *world, const struct exec_harness_options *options) {
   struct kvp_error error;
   memset(world, 0, sizeof *world);
@@ -74,6 +97,12 @@ void world_init(struct world *world) {
 }
 
 static void world_unmap(struct world *world) {
+  if (world->ring != NULL) {
+    (void)munmap(world->ring, ring_bytes);
+    (void)munmap(world->narrow, narrow_bytes);
+    (void)close(world->ring_fd);
+    (void)close(world->narrow_fd);
+  }
   (void)munmap(world->main, main_bytes);
   (void)munmap(world->index, index_bytes);
   (void)munmap(world->buffer, buffer_bytes);
@@ -155,6 +184,28 @@ struct kvp_wire_op *world_add_load(struct step_encoder *encoder, const int32_t *
   op->source = step_view(buffer, 1 << 20, 1024, v41_row_bytes, v41_row_bytes);
   op->total_k = total_k;
   op->arrays[0] = step_encoder_array(encoder, segments, count * 16);
+  return op;
+}
+
+struct kvp_wire_op *world_add_ring_store(struct step_encoder *encoder, uint32_t layer, const int32_t *slots,
+                                         uint32_t count) {
+  struct kvp_wire_op *op = world_add_store(encoder, slots, count);
+  op->pool_id = ring_pool_id;
+  op->layer = layer;
+  return op;
+}
+
+struct kvp_wire_op *world_add_ring_load(struct step_encoder *encoder, uint32_t layer, const int32_t *segments,
+                                        uint32_t count, uint64_t total_k) {
+  struct kvp_wire_op *op = world_add_load(encoder, segments, count, total_k);
+  op->pool_id = ring_pool_id;
+  op->layer = layer;
+  return op;
+}
+
+struct kvp_wire_op *world_add_assemble(struct step_encoder *encoder, uint64_t rows) {
+  struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_ASSEMBLE);
+  op->second = step_view(buffer, 1 << 20, rows, v41_row_bytes, v41_row_bytes);
   return op;
 }
 

@@ -25,12 +25,23 @@ enum {
   index_tokens_per_block = 16,
   index_block_stride = 1088, /* 16 * 68 */
   index_bytes = num_blocks * index_block_stride,
+  ring_tokens = 32,
+  ring_layers = 3,
+  ring_stride = 16896, /* 32 * 528, a multiple of 1056 */
+  ring_bytes = ring_layers * num_blocks * ring_stride,
+  narrow_row_bytes = 32, /* bf16, 16 elements */
+  narrow_layers = 2,
+  narrow_layer_bytes = num_blocks * ring_tokens * narrow_row_bytes,
+  narrow_bytes = narrow_layers * narrow_layer_bytes,
   buffer_bytes = 4 << 20,
   pool_id = 7,
+  ring_pool_id = 9,
   main_memory = 1,
   index_memory = 2,
   buffer_memory = 3,
   other_memory = 4,
+  ring_memory = 5,
+  narrow_memory = 6,
   buffer = 100,       /* the session's */
   other_buffer = 101, /* another session's */
   watchdog_seconds = 600,
@@ -40,6 +51,9 @@ enum {
 struct world {
   struct exec_harness link;
   int main_fd, index_fd, buffer_fd, other_fd, owner_fd;
+  int ring_fd, narrow_fd; /* 0: there is no ring pool */
+  uint8_t *ring;
+  uint8_t *narrow;
   uint8_t *main;
   uint8_t *index;
   uint8_t *buffer;
@@ -58,6 +72,9 @@ struct kvp_control_pool world_pool_spec(void);
 /* Attaches pool and buffers, whose memories are there. */
 void world_pool_attach(struct world *world);
 
+/* A ring pool beside the other one: regions "ring" (v41) and "narrow" (bf16), blocks in the same states. */
+void world_ring_attach(struct world *world);
+
 /* Prints the error's text before it fails. */
 void world_assert_ok(struct kvp_error error);
 
@@ -75,6 +92,14 @@ struct kvp_error world_refused(struct world *world, const struct step_encoder *e
 struct kvp_wire_op *world_add_store(struct step_encoder *encoder, const int32_t *slots, uint32_t count);
 struct kvp_wire_op *world_add_load(struct step_encoder *encoder, const int32_t *segments, uint32_t count,
                                    uint64_t total_k);
+
+/* A load or store in layer `layer` of "ring"; views as above. */
+struct kvp_wire_op *world_add_ring_store(struct step_encoder *encoder, uint32_t layer, const int32_t *slots,
+                                         uint32_t count);
+struct kvp_wire_op *world_add_ring_load(struct step_encoder *encoder, uint32_t layer, const int32_t *segments,
+                                        uint32_t count, uint64_t total_k);
+/* An assemble with nothing but its output: `rows` rows from 1 MiB on. */
+struct kvp_wire_op *world_add_assemble(struct step_encoder *encoder, uint64_t rows);
 
 /* BF16 rows that v41 keeps exactly: multiples of 1/8 up to 15/8, which are e4m3 numbers times a power of two. */
 uint16_t world_exact_bf16(uint32_t row, uint32_t column);

@@ -255,6 +255,7 @@ static void test_long_segments(void **state) {
   load->pool_id = 1;
   load->source = step_view(1, out, ring, 1024, stride);
   load->total_k = ring;
+  load->flags = KVP_OP_ALLOW_STORE_BEFORE_LOAD;
   load->arrays[0] = step_encoder_array(&encoder, segments, sizeof segments);
   uint32_t bytes = 0;
   uint8_t *encoded = step_encoder_encode(&encoder, &bytes);

@@ -360,11 +360,11 @@ static void test_staging_runs_out(void **state) {
   bench_deinit(&bench);
 }
 
-/* As many ops as a step may have, with the most that intake lets through: 8 MiB as they came, 8 MiB of cut segments,
+/* As many device ops as a step may have, with the most that intake lets through: 8 MiB as they came, 8 MiB of cut segments,
  * 2 MiB of results. They must fit on a device that has nothing else to do. */
 static void test_largest_step(void **state) {
   (void)state;
-  enum { count = kvp_ops_per_step_max, part = 8 << 20, results = 2 << 20 };
+  enum { count = kvp_device_ops_per_step_max, part = 8 << 20, results = 2 << 20 };
   static struct kvp_device_op ops[count + 1];
   struct kvp_geometry geometry;
   struct bench bench;
@@ -378,6 +378,7 @@ static void test_largest_step(void **state) {
     if (i % 2 == 0) {
       ops[i] = (struct kvp_device_op){
           .kind = KVP_DEVICE_LOAD,
+          .host_arrays = KVP_ARRAY_SEGMENTS,
           .params.load = {.layer = {bench.memory->base, &geometry},
                           .segments = (const struct kvp_segment *)(const void *)(data + i / 2 * piece),
                           .segment_count = piece / sizeof(struct kvp_segment)}};

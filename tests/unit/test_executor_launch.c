@@ -162,8 +162,19 @@ static void drop_none(void *context, struct kvp_step *step) {
 
 static struct kvp_dispatch dispatch;
 
-static void submit(uint32_t queue_id, struct kvp_step *step, struct kvp_step_op *ops, uint32_t op_count) {
+/* Every second op is two for the device, where there are two of them. */
+struct test_op {
+  struct kvp_device_op parts[2];
+};
+
+static void submit(uint32_t queue_id, struct kvp_step *step, struct kvp_step_op *ops, struct test_op *test_ops,
+                   uint32_t op_count) {
   struct kvp_queue *queue = NULL;
+  for (uint32_t i = 0; i < op_count; i++) {
+    ops[i].first = &test_ops[i].parts[0];
+    ops[i].last = &test_ops[i].parts[i % 2];
+    ops[i].first->next = i % 2 == 0 ? NULL : ops[i].last;
+  }
   *step = (struct kvp_step){.queue = queue_id, .ops = ops, .op_count = op_count};
   assert_int_equal(kvp_dispatch_open(&dispatch, queue_id, &queue, NULL), KVP_OK);
   kvp_dispatch_submit(&dispatch, queue, step);
@@ -173,20 +184,24 @@ static void submit(uint32_t queue_id, struct kvp_step *step, struct kvp_step_op 
  * a step counts as finished when it was collected. */
 static void test_no_room(void **state) {
   (void)state;
-  struct fake_device device = {.base.backend = &fake_backend, .capacity_ops = 8};
+  struct fake_device device = {.base.backend = &fake_backend, .capacity_ops = 7};
   struct kvp_step small, large, third, empty;
-  static struct kvp_step_op small_ops[3], large_ops[8], third_ops[1];
+  static struct kvp_step_op small_ops[4], large_ops[5], third_ops[1];
+  static struct test_op small_parts[4], large_parts[5], third_parts[1];
   struct kvp_step_list finished = {0};
   assert_int_equal(kvp_dispatch_init(&dispatch, &device.base, NULL), KVP_OK);
-  submit(1, &small, small_ops, 3);
-  submit(2, &large, large_ops, 8);
-  submit(3, &third, third_ops, 1);
+  submit(1, &small, small_ops, small_parts, 3);
+  small.op_count = 4; /* the last one is nothing for the device */
+  submit(2, &large, large_ops, large_parts, 5);
+  submit(3, &third, third_ops, third_parts, 1);
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_int_equal(device.launched, 1);
   assert_int_equal(device.attempts, 2);
-  assert_ptr_equal(device.firsts[0], &small_ops[0].device);
-  assert_ptr_equal(small_ops[0].device.next, &small_ops[1].device);
-  assert_ptr_equal(small_ops[2].device.next, &small.signal);
+  assert_ptr_equal(device.firsts[0], &small_parts[0].parts[0]);
+  assert_ptr_equal(small_parts[0].parts[0].next, &small_parts[1].parts[0]);
+  assert_ptr_equal(small_parts[1].parts[0].next, &small_parts[1].parts[1]);
+  assert_ptr_equal(small_parts[1].parts[1].next, &small_parts[2].parts[0]);
+  assert_ptr_equal(small_parts[2].parts[0].next, &small.signal);
   assert_false(kvp_dispatch_poll(&dispatch, &finished)); /* nothing has ended: it isn't even tried */
   assert_int_equal(device.attempts, 2);
   assert_int_equal(dispatch.busy_count, 1);
@@ -195,12 +210,12 @@ static void test_no_room(void **state) {
   assert_true(kvp_dispatch_has_finished(&dispatch));
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_ptr_equal(kvp_step_list_pop(&finished), &small);
-  assert_int_equal(small_ops[2].device.counts.bytes_written, 1001);
+  assert_int_equal(small_parts[2].parts[0].counts.bytes_written, 1001);
   assert_int_equal(device.launched, 2);
-  assert_ptr_equal(device.firsts[1], &large_ops[0].device);
+  assert_ptr_equal(device.firsts[1], &large_parts[0].parts[0]);
   assert_int_equal(device.attempts, 4);
   signal_write(device.signals[1]);
-  submit(4, &empty, NULL, 0); /* a step without ops is its signal */
+  submit(4, &empty, NULL, NULL, 0); /* a step without ops is its signal */
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_ptr_equal(kvp_step_list_pop(&finished), &large);
   assert_int_equal(device.launched, 4);
@@ -464,13 +479,13 @@ static void test_facts_of_checked_arrays(void **state) {
   struct kvp_step *step = intake_take(&world, &encoder);
   for (size_t layer = 0; layer < 4; layer++) {
     const struct kvp_step_op *ops = &step->ops[layer * 3];
-    assert_int_equal(ops[0].device.params.store.rows_skipped, 3);
-    const struct kvp_load_params *cut = &ops[1].device.params.load;
+    assert_int_equal(ops[0].first->params.store.rows_skipped, 3);
+    const struct kvp_load_params *cut = &ops[1].first->params.load;
     assert_int_equal(cut->rows, 1307);
     assert_int_equal(cut->rows_zeroed, 300);
     assert_int_equal(cut->segment_rows_max, 256);
     assert_int_equal(cut->segment_count, 4 + 2 + 0 + 1);
-    const struct kvp_load_params *whole = &ops[2].device.params.load;
+    const struct kvp_load_params *whole = &ops[2].first->params.load;
     assert_int_equal(whole->rows, 240);
     assert_int_equal(whole->rows_zeroed, 40);
     assert_int_equal(whole->segment_rows_max, 200);
@@ -483,9 +498,9 @@ static void test_facts_of_checked_arrays(void **state) {
     }
     assert_int_equal(rows, cut->rows);
     assert_int_equal(longest, cut->segment_rows_max);
-    assert_ptr_equal(cut->segments, step->ops[1].device.params.load.segments);
+    assert_ptr_equal(cut->segments, step->ops[1].first->params.load.segments);
   }
-  assert_int_equal(step->ops[12].device.params.store.rows_skipped, 0);
+  assert_int_equal(step->ops[12].first->params.store.rows_skipped, 0);
   kvp_step_destroy(&world.steps, step);
   intake_world_deinit(&world);
 }
@@ -504,8 +519,8 @@ static void test_facts_of_unchecked_arrays(void **state) {
     }
     (void)op_add(&encoder, KVP_OP_STORE, 1, 0, 0, array);
     struct kvp_step *step = intake_take(&world, &encoder);
-    struct kvp_load_params *first = &step->ops[0].device.params.load;
-    struct kvp_load_params *second = &step->ops[1].device.params.load;
+    struct kvp_load_params *first = &step->ops[0].first->params.load;
+    struct kvp_load_params *second = &step->ops[1].first->params.load;
     assert_non_null(first->rows_taken);
     assert_non_null(second->rows_taken);
     assert_ptr_not_equal(first->rows_taken, second->rows_taken);
@@ -513,7 +528,7 @@ static void test_facts_of_unchecked_arrays(void **state) {
     assert_int_equal(*second->rows_taken, 0);
     *first->rows_taken = *second->rows_taken = UINT64_MAX;
     assert_ptr_equal(first->check.entries, device_owners);
-    assert_ptr_equal(step->ops[2].device.params.store.check.entries, device_owners);
+    assert_ptr_equal(step->ops[2].first->params.store.check.entries, device_owners);
     kvp_step_destroy(&world.steps, step);
   }
   intake_world_deinit(&world);
@@ -538,7 +553,7 @@ static void test_cuts_are_bounded(void **state) {
   assert_true(loads > cut_loads);
   struct kvp_step *step = intake_take(&world, &encoder);
   for (uint32_t i = 0; i < loads; i++) {
-    const struct kvp_load_params *load = &step->ops[i].device.params.load;
+    const struct kvp_load_params *load = &step->ops[i].first->params.load;
     assert_int_equal(load->rows, many_rows);
     assert_int_equal(load->segment_count, i < cut_loads ? pieces : 1);
     assert_int_equal(load->segment_rows_max, i < cut_loads ? many_rows / pieces : many_rows);

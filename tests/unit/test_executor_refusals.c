@@ -134,12 +134,12 @@ static void refusals_of_names(struct refusal_world *it) {
   check_refusal(it, &encoder, KVP_UNKNOWN_BUFFER, "source", -1, 55, "buffer 55");
   begin_refusal(&encoder, false)->source.buffer_id = other_buffer;
   check_refusal(it, &encoder, KVP_UNKNOWN_BUFFER, "out", -1, other_buffer, "buffer 101 is not this session's");
-  begin_refusal(&encoder, true)->kind = 3;
-  check_refusal(it, &encoder, KVP_UNIMPLEMENTED, "kind", -1, 3, "kind 3 is not known");
+  begin_refusal(&encoder, true)->kind = 11;
+  check_refusal(it, &encoder, KVP_UNIMPLEMENTED, "kind", -1, 11, "kind 11 is not known");
   begin_refusal(&encoder, true)->flags = 4;
   check_refusal(it, &encoder, KVP_MALFORMED, "flags", -1, 4, "0x4");
-  begin_refusal(&encoder, true)->reserved[12] = 1;
-  check_refusal(it, &encoder, KVP_MALFORMED, "reserved", 12, 1, "reserved");
+  begin_refusal(&encoder, true)->reserved[2] = 1;
+  check_refusal(it, &encoder, KVP_MALFORMED, "reserved", 2, 1, "reserved");
   begin_refusal(&encoder, true)->arrays[1] = 0;
   check_refusal(it, &encoder, KVP_MALFORMED, "arrays", 1, 0, "it has no array 1");
   begin_refusal(&encoder, true)->arrays[0] = 4;
@@ -155,7 +155,7 @@ static void refusals_of_views(struct refusal_world *it) {
   *view = step_view(buffer, 0, 256, 1056, 1056);
   check_refusal(it, &encoder, KVP_WRONG_FORMAT, "source", -1, 1056, "source.row_bytes = 1056");
   begin_refusal(&encoder, false)->source = step_view(buffer, 0, 100, 528, 1024);
-  check_refusal(it, &encoder, KVP_WRONG_FORMAT, "out", -1, 528, "out.row_bytes = 528, rows of this region have 1024");
+  check_refusal(it, &encoder, KVP_WRONG_FORMAT, "out", -1, 528, "out.row_bytes = 528, rows of this op have 1024");
   begin_refusal(&encoder, true)->source = step_view(buffer, 8, 256, 1024, 1024);
   check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "source", -1, 8, "offset_bytes = 8 is no multiple of 16");
   begin_refusal(&encoder, true)->source = step_view(buffer, 0, 256, 1024, 1032);
@@ -244,7 +244,7 @@ static void refusals_of_buffer_arrays(struct refusal_world *it) {
   check_refusal(it, &encoder, KVP_OUT_OF_RANGE, "slots", 256, 257, "257 slots, but source has 256 rows");
   op = begin_refusal(&encoder, false);
   op->arrays[0] = step_encoder_buffer_array(&encoder, buffer, (1 << 20) + 64, 16);
-  check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "out", -1, 0, "out overlaps segments");
+  check_refusal(it, &encoder, KVP_INVALID_ARGUMENT, "out", -1, 1 << 20, "out overlaps segments");
 }
 
 static void test_refusals(void **state) {
@@ -301,7 +301,7 @@ static void test_malformed_steps(void **state) {
     enum kvp_status status;
   } edits[] = {
       {offsetof(struct kvp_wire_step, magic), 1, KVP_MALFORMED},
-      {offsetof(struct kvp_wire_step, version), 2, KVP_VERSION_MISMATCH},
+      {offsetof(struct kvp_wire_step, version), 1, KVP_VERSION_MISMATCH},
       {offsetof(struct kvp_wire_step, op_count), 1025, KVP_TOO_LARGE},
       {offsetof(struct kvp_wire_step, op_count), 900, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, array_count), UINT32_MAX, KVP_TOO_LARGE},
@@ -312,7 +312,7 @@ static void test_malformed_steps(void **state) {
       {offsetof(struct kvp_wire_step, reserved), 1, KVP_MALFORMED},
       /* the first array's offset: inside the tables, odd, past the end */
       {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 8, 64, KVP_MALFORMED},
-      {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 8, 361, KVP_MALFORMED},
+      {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 8, 425, KVP_MALFORMED},
       {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 8, 1 << 20, KVP_MALFORMED},
       {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 20, UINT32_MAX, KVP_MALFORMED},
   };

@@ -102,12 +102,13 @@ static void test_layout_of_a_step(void **state) {
     ops[i].params.transfer =
         (struct kvp_transfer_params){.row_count = 4, .row_bytes = 10, .host = i == 3 ? results : results + 40};
   }
+  ops[0].host_arrays = ops[2].host_arrays = KVP_ARRAY_SLOTS;
   chain(ops, 5);
   kvp_step_layout_make(&layout, ops, 80);
   assert_int_equal(layout.op_count, 5);
   assert_int_equal(layout.arrays_bytes, 448); /* 400 to 64 */
-  assert_int_equal(layout.op_offset_bytes[0], 0);
-  assert_int_equal(layout.op_offset_bytes[2], 0);
+  assert_int_equal(layout.array_offset_bytes[layout.op_first_array[0]], 0);
+  assert_int_equal(layout.array_offset_bytes[layout.op_first_array[2]], 0);
   assert_int_equal(layout.op_offset_bytes[1], 448);
   assert_int_equal(layout.results_offset_bytes, 512); /* 448 + 50 to 64 */
   assert_int_equal(layout.op_offset_bytes[3], 512);
@@ -117,8 +118,7 @@ static void test_layout_of_a_step(void **state) {
   assert_int_equal(layout.bytes, 640 + 448 + 64);
 
   /* Of arrays that lie in a buffer nothing is copied, nor of a fill. */
-  static const uint64_t entries[1];
-  ops[0].params.store.check.entries = ops[2].params.store.check.entries = entries;
+  ops[0].host_arrays = ops[2].host_arrays = 0;
   ops[1].kind = KVP_DEVICE_FILL;
   kvp_step_layout_make(&layout, ops, 80);
   assert_int_equal(layout.arrays_bytes, 0);
@@ -140,6 +140,7 @@ static void op_random(struct kvp_device_op *op, uint64_t *random) {
   bytes = bytes > area_bytes - begin ? area_bytes - begin : bytes;
   *op = (struct kvp_device_op){.kind = random_next(random) % 2 == 0 ? KVP_DEVICE_LOAD : KVP_DEVICE_WRITE};
   if (op->kind == KVP_DEVICE_LOAD) {
+    op->host_arrays = KVP_ARRAY_SEGMENTS;
     op->params.load.segments = (const struct kvp_segment *)(const void *)(area + begin);
     op->params.load.segment_count = bytes / sizeof(struct kvp_segment);
   } else {
@@ -172,10 +173,10 @@ static void test_layout_of_overlaps(void **state) {
       const bool loads = ops[i].kind == KVP_DEVICE_LOAD;
       const void *from = loads ? (const void *)ops[i].params.load.segments : ops[i].params.transfer.host;
       const uint64_t bytes = loads ? ops[i].params.load.segment_count * 16 : ops[i].params.transfer.row_bytes;
-      const uint64_t offset = layout.op_offset_bytes[i];
       if (bytes == 0) {
         continue;
       }
+      const uint64_t offset = loads ? layout.array_offset_bytes[layout.op_first_array[i]] : layout.op_offset_bytes[i];
       assert_memory_equal(piece + offset, from, bytes);
       assert_true(offset + bytes <= (loads ? layout.arrays_bytes : layout.results_offset_bytes));
       assert_int_equal(offset % 8, 0);

@@ -53,6 +53,30 @@ static void test_allocates_all_in_order_then_none(void **state) {
   end(&f);
 }
 
+/* On their way to a session: leased, but in its name only when they are passed on. */
+static void test_blocks_of_nobody(void **state) {
+  (void)state;
+  struct fixture f;
+  struct kvp_error error;
+  int32_t blocks[10];
+  begin(&f, 10);
+  assert_int_equal(kvp_lease_allocate(f.leases, 1025, 1, 6, blocks, &error), KVP_OK);
+  assert_int_equal(kvp_owner_table_get(&f.table, 5), entry(1, 1, 1025));
+  assert_int_equal(kvp_lease_free(f.leases, 7, blocks, 6, 1, &error), KVP_NOT_OWNER);
+  kvp_lease_pass_on(f.leases, 7, 4, blocks, 4);
+  assert_int_equal(kvp_owner_table_get(&f.table, 0), entry(4, 1, 7));
+  assert_int_equal(kvp_owner_table_get(&f.table, 3), entry(4, 1, 7));
+  assert_int_equal(kvp_owner_table_get(&f.table, 4), entry(1, 1, 1025));
+  assert_int_equal(kvp_lease_owned_count(f.leases, 7), 4);
+  assert_int_equal(kvp_lease_owned_count(f.leases, 1025), 2);
+  assert_int_equal(kvp_lease_leased_count(f.leases), 6);
+  assert_int_equal(kvp_lease_free(f.leases, 1025, blocks + 4, 2, 9, &error), KVP_OK);
+  assert_int_equal(kvp_lease_reach(f.leases, 9), 2);
+  assert_int_equal(kvp_lease_free_count(f.leases), 6);
+  assert_int_equal(kvp_lease_free_all(f.leases, 7, 9), 4);
+  end(&f);
+}
+
 static void test_a_range_names_the_first_block_in_use(void **state) {
   (void)state;
   struct fixture f;
@@ -387,6 +411,7 @@ static void test_two_million_blocks(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_allocates_all_in_order_then_none),
+      cmocka_unit_test(test_blocks_of_nobody),
       cmocka_unit_test(test_a_range_names_the_first_block_in_use),
       cmocka_unit_test(test_a_refused_free_changes_nothing),
       cmocka_unit_test(test_quarantine_keeps_owner_and_epoch_until_the_fence),

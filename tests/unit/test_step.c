@@ -11,6 +11,7 @@
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/step_build.h"
 #include "server/supervisor/step_queue.h"
+#include "server/supervisor/step_writer.h"
 
 static struct kvp_config config;
 static struct kvp_daemon supervisor;
@@ -233,7 +234,7 @@ static void test_limits(void **state) {
   kvp_step_device_lost(device);
   /* Steps of 2^23 bytes: eight of them are the 64 MiB of a session, the ninth is one too many. */
   config.steps_in_flight_max = 100;
-  static int32_t slots[(kvp_step_bytes_max - 64 - 256 - 40) / 4];
+  static int32_t slots[(kvp_step_bytes_max - 64 - 320 - 40) / 4];
   memset(slots, 0xFF, sizeof slots);
   for (uint64_t i = 1; i <= 8; i++) {
     assert_int_equal(submit_on(device, queue, i, &session, slots, sizeof slots / 4), KVP_OK);
@@ -298,6 +299,68 @@ static void test_lost(void **state) {
   kvp_step_post_waiting(device);
 }
 
+/* One op of each kind on arrays of its own; returns the step. */
+static struct kvp_wire_step *step_of_ops(const uint32_t *kinds, uint32_t op_count, const int32_t (*elements)[4]) {
+  struct kvp_error error;
+  struct kvp_step_writer writer;
+  assert_int_equal(kvp_step_writer_init(&writer, op_count, op_count, (uint64_t)op_count * 16, &error), KVP_OK);
+  for (uint32_t i = 0; i < op_count; i++) {
+    writer.ops[i].kind = kinds[i];
+    writer.ops[i].pool_id = 3;
+    uint32_t array = kvp_step_writer_add_inline(&writer, elements[i], 16);
+    writer.ops[i].arrays[kinds[i] == KVP_OP_ASSEMBLE ? 2 : 0] = array;
+  }
+  writer.step->owner = session.slot;
+  return writer.step;
+}
+
+static void test_lost_by_kind(void **state) {
+  (void)state;
+  struct kvp_error error;
+  for (uint32_t block = 0; block < 200; block++) {
+    kvp_owner_table_set(&pool.owners, block, kvp_owner_entry_make(1, KVP_BLOCK_LEASED, session.slot));
+  }
+  const uint32_t kinds[] = {KVP_OP_FUSED_STORE, KVP_OP_ASSEMBLE,         KVP_OP_COPY_BLOCKS,
+                            KVP_OP_ZERO_BLOCKS, KVP_OP_CONVERT_KV_INDEX, KVP_OP_LOAD};
+  const int32_t elements[][4] = {
+      {20 * 16 + 3, -1, 21 * 16, -1}, /* slots */
+      {-1, 30 * 16 + 15, -1, -1},     /* store_slots */
+      {1, 40, 2, 41},                 /* from, to */
+      {50, 199, 200, -1},             /* blocks */
+      {60, 61, 62, 63},               /* read only, like the next one */
+      {70, 0, 1, 0},
+  };
+  struct kvp_wire_step *step = step_of_ops(kinds, 6, elements);
+  step->queue = kvp_step_queue_open(device, true, NULL);
+  struct kvp_pool *pools[] = {&pool};
+  assert_int_equal(kvp_step_submit(device, &session, step, pools, 1, &step_events, NULL, 1, &error), KVP_OK);
+  kvp_step_device_lost(device);
+  const int32_t expected[] = {20, 21, 30, 40, 41, 50, 199};
+  assert_int_equal(torn_count, 7);
+  assert_memory_equal(torn_blocks, expected, sizeof expected);
+}
+
+/* An assemble that stores nothing tears nothing. */
+static void test_lost_assemble_without_slots(void **state) {
+  (void)state;
+  struct kvp_error error;
+  const uint32_t kinds[] = {KVP_OP_ASSEMBLE};
+  const int32_t elements[][4] = {{0, 16, 32, 48}};
+  for (uint32_t block = 0; block < 4; block++) {
+    kvp_owner_table_set(&pool.owners, block, kvp_owner_entry_make(1, KVP_BLOCK_LEASED, session.slot));
+  }
+  struct kvp_wire_step *step = step_of_ops(kinds, 1, elements);
+  struct kvp_wire_op *op = (struct kvp_wire_op *)(step + 1);
+  op->arrays[0] = op->arrays[1] = op->arrays[3] = 0;
+  op->arrays[2] = KVP_WIRE_NO_ARRAY;
+  step->queue = kvp_step_queue_open(device, true, NULL);
+  struct kvp_pool *pools[] = {&pool};
+  assert_int_equal(kvp_step_submit(device, &session, step, pools, 1, &step_events, NULL, 1, &error), KVP_OK);
+  kvp_step_device_lost(device);
+  assert_string_equal(events, "f1:device_lost ");
+  assert_int_equal(torn_count, 0);
+}
+
 static void test_lost_with_slots_in_a_buffer(void **state) {
   (void)state;
   struct kvp_error error;
@@ -307,7 +370,7 @@ static void test_lost_with_slots_in_a_buffer(void **state) {
     kvp_owner_table_set(&pool.owners, block, kvp_owner_entry_make(1, KVP_BLOCK_LEASED, session.slot));
   }
   struct kvp_wire_step *step = kvp_step_build_store_rows(&place, 1, NULL, 0, 9, 1024, &error);
-  struct kvp_wire_array *array = (struct kvp_wire_array *)((uint8_t *)step + 64 + 256);
+  struct kvp_wire_array *array = (struct kvp_wire_array *)((uint8_t *)step + 64 + 320);
   array->buffer_id = 4; /* nobody can say what it held: all that is the session's */
   step->queue = queue;
   step->owner = session.slot;
@@ -427,6 +490,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_limits, setup, teardown),
       cmocka_unit_test_setup_teardown(test_what_executors_say, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lost, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_lost_by_kind, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_lost_assemble_without_slots, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lost_with_slots_in_a_buffer, setup, teardown),
       cmocka_unit_test_setup_teardown(test_abandon, setup, teardown),
       cmocka_unit_test_setup_teardown(test_drops, setup, teardown),

@@ -143,6 +143,7 @@ static void test_layout(void **state) {
   struct kvp_error error;
   good->store.cast_back = &good->cast_back;
   good->load.out_scales = &good->out_scales;
+  good->load.allow_store_before_load = true;
   assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), KVP_OK);
   assert_ptr_equal(encoded.device, &supervisor.devices[0]);
   assert_int_equal(encoded.pool_count, 1);
@@ -150,10 +151,10 @@ static void test_layout(void **state) {
 
   const struct kvp_wire_step *step = encoded.wire;
   assert_int_equal(step->magic, KVP_WIRE_STEP_MAGIC);
-  assert_int_equal(step->version, 1);
+  assert_int_equal(step->version, 2);
   assert_int_equal(step->op_count, 2);
   assert_int_equal(step->array_count, 2);
-  assert_int_equal(step->bytes, 64 + 2 * 256 + 2 * 40 + 16); /* 12 bytes of slots take 16 */
+  assert_int_equal(step->bytes, 64 + 2 * 320 + 2 * 40 + 16); /* 12 bytes of slots take 16 */
   assert_int_equal(step->epoch, 12);
   assert_int_equal(step->queue, 0);
   assert_int_equal(step->owner, 0);
@@ -172,19 +173,21 @@ static void test_layout(void **state) {
   assert_int_equal(ops[1].kind, 2);
   assert_int_equal(ops[1].arrays[0], 1);
   assert_int_equal(ops[1].total_k, 77);
+  assert_int_equal(ops[0].flags, 0);
+  assert_int_equal(ops[1].flags, 1);
   expect_view(&ops[1].source, 300);
   expect_view(&ops[1].second, 400);
   assert_true(is_zero(ops[0].reserved, sizeof ops[0].reserved));
 
-  const struct kvp_wire_array *arrays = (const void *)((const uint8_t *)step + 64 + 512);
+  const struct kvp_wire_array *arrays = (const void *)((const uint8_t *)step + 64 + 640);
   assert_int_equal(arrays[0].buffer_id, 0);
-  assert_int_equal(arrays[0].offset_bytes, 64 + 512 + 80);
+  assert_int_equal(arrays[0].offset_bytes, 64 + 640 + 80);
   assert_int_equal(arrays[0].bytes, 12);
   assert_int_equal(arrays[1].buffer_id, 9);
   assert_int_equal(arrays[1].offset_bytes, 64);
   assert_int_equal(arrays[1].bytes, 80);
-  assert_memory_equal((const uint8_t *)step + 656, slots, 12);
-  assert_true(is_zero((const uint8_t *)step + 668, 4));
+  assert_memory_equal((const uint8_t *)step + 784, slots, 12);
+  assert_true(is_zero((const uint8_t *)step + 796, 4));
   kvp_step_free(encoded.wire);
   free(good);
 }
@@ -291,7 +294,7 @@ static void test_bytes_of_a_step(void **state) {
   struct kvp_error error;
   uint8_t *data = calloc(1, kvp_step_bytes_max);
   assert_non_null(data);
-  const size_t tables = 64 + 512 + 80;
+  const size_t tables = 64 + 640 + 80;
   struct good *good = good_new();
   good->arrays[0].inline_.data = data;
   good->arrays[0].inline_.len = kvp_step_bytes_max - tables; /* a multiple of 8: exactly full */
@@ -341,17 +344,17 @@ static void test_own_steps(void **state) {
   const struct kvp_region_place place = {3, 1, 2};
   struct kvp_wire_step *step = kvp_step_build_write(9, 5, "hello", 5, &error);
   const struct kvp_wire_op *op = (const void *)(step + 1);
-  assert_int_equal(step->bytes, 64 + 256 + 40 + 8);
+  assert_int_equal(step->bytes, 64 + 320 + 40 + 8);
   assert_int_equal(op->kind, KVP_OP_BUFFER_WRITE);
   assert_int_equal(op->source.offset_bytes, 5);
   assert_int_equal(op->source.rows * op->source.row_bytes, 5);
-  assert_memory_equal((const uint8_t *)step + 360, "hello\0\0\0", 8);
+  assert_memory_equal((const uint8_t *)step + 424, "hello\0\0\0", 8);
   kvp_step_free(step);
 
   const struct kvp_byte_range ranges[2] = {{UINT64_C(5) << 32, 528}, {7, 16}};
   step = kvp_step_build_region_read(&place, ranges, 2, &error);
   op = (const void *)(step + 1);
-  assert_int_equal(step->bytes, 64 + 512);
+  assert_int_equal(step->bytes, 64 + 640);
   assert_int_equal(op[0].argument, UINT64_C(5) << 32);
   assert_int_equal(op[0].total_k, 528);
   assert_int_equal(op[1].argument, 7);

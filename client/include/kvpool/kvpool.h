@@ -310,7 +310,7 @@ typedef void (*kvpool_session_event_fn)(void *context, const kvpool_session_even
 typedef struct kvpool_session_options {
   size_t size_bytes;                /* sizeof(kvpool_session_options) */
   const char *name;                 /* for people: "scheduler-0"; NULL: the program's name */
-  const char *namespace_name;       /* tenant; NULL: "default" */
+  const char *namespace_name;       /* tenant; NULL: "default". Blocks that were another tenant's come zeroed */
   uint32_t blocks_max;              /* quota over all pools; 0 = none */
   kvpool_session_event_fn on_event; /* NULL: not wanted */
   void *context;
@@ -466,9 +466,120 @@ KVPOOL_API kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_la
                                               uint64_t total_k, const kvpool_view *out, const kvpool_view *out_scales,
                                               kvpool_error *error);
 
+enum { KVPOOL_ALLOW_STORE_BEFORE_LOAD = 1 };
+
+/* As kvpool_step_add_load. flags: KVPOOL_ALLOW_STORE_BEFORE_LOAD, or 0: then a load from a ring's layer that an op
+ * before it in the step stores to, in a slot that is read, is refused with KVPOOL_HAZARD_STORE_BEFORE_LOAD. */
+KVPOOL_API kvpool_status kvpool_step_add_load_flags(kvpool_step *step, const kvpool_layer *layer, uint32_t segments,
+                                                    uint64_t total_k, const kvpool_view *out,
+                                                    const kvpool_view *out_scales, uint32_t flags,
+                                                    kvpool_error *error);
+
+/* ---- prefill: the contiguous key buffer of attention ----
+ *
+ *   rows [0, S)              history of the sliding window, loaded from a ring
+ *   rows [S, S + C)          this chunk's new rows
+ *   rows [S + C, S + C + K)  compressed cache, loaded
+ *
+ * Each part may be absent. Destinations of segments count from the begin of their part. The report tells S + C as
+ * main_kv_offset. */
+
+typedef struct kvpool_assemble_swa {
+  kvpool_layer layer; /* of a ring pool */
+  uint32_t segments;  /* array: int32[m, 4], as of a load */
+  uint64_t total_k;   /* S */
+} kvpool_assemble_swa;
+
+typedef struct kvpool_assemble_chunk {
+  const kvpool_view *source;   /* BF16 rows, copied; NULL: `reserved` */
+  uint64_t reserved;           /* C rows, left alone: a fused_store later in the step fills them by its cast_back */
+  const uint32_t *gather;      /* NULL, or array: int32[C], row i is source row gather[i], -1 a zero row; without it
+                                 * C = source->rows */
+  const uint32_t *store_slots; /* NULL, or array: int32[C], where in the ring the rows go to after it was loaded */
+  bool cast_back;              /* rows as the ring's format would give them back */
+  const kvpool_layer *layer;   /* the ring's; NULL: the swa part's, or, for rows that are copied only, none */
+} kvpool_assemble_chunk;
+
+typedef struct kvpool_assemble_compressed {
+  kvpool_layer layer;
+  uint32_t segments;    /* array: int32[m, 4] */
+  uint64_t total_k;     /* K */
+  bool keep_compressed; /* an assemble before this one wrote these rows: they are not written again, only checked
+                         * against what the daemon remembers of it */
+} kvpool_assemble_compressed;
+
+/* out: BF16 rows, at least S + C + K of them. swa, chunk, compressed: NULL = absent. flags: as above. */
+KVPOOL_API kvpool_status kvpool_step_add_assemble(kvpool_step *step, const kvpool_view *out,
+                                                  const kvpool_assemble_swa *swa, const kvpool_assemble_chunk *chunk,
+                                                  const kvpool_assemble_compressed *compressed, uint32_t flags,
+                                                  kvpool_error *error);
+
+/* ---- decode: norm, rotate, store ----
+ *
+ * RMSNorm, RoPE, Hadamard (if asked for), quantize, store, in float32 and in an order that gives the same bytes on
+ * every device and for every number of rows. */
+typedef struct kvpool_fused_store {
+  kvpool_layer layer;
+  kvpool_view source;          /* BF16 [n, D], D = the region's elements, a power of two */
+  kvpool_view norm_weight;     /* BF16, one row */
+  float eps;                   /* finite, > 0 */
+  uint32_t slots;              /* array: int32[n] */
+  uint32_t positions;          /* array: int32[n], rows of cos_sin */
+  const kvpool_view *cos_sin;  /* float32 [max_position, rotary_dims]: cosines, then sines; NULL: no rotation */
+  const uint32_t *rope_offset; /* NULL: D - rotary_dims */
+  bool neox;                   /* pairs (i, i + rotary_dims / 2); else (2i, 2i + 1) */
+  bool hadamard;
+  bool keep_float32;            /* no rounding to BF16 between the stages */
+  const kvpool_view *cast_back; /* NULL, or n BF16 rows: what a load would return */
+} kvpool_fused_store;
+
+KVPOOL_API kvpool_status kvpool_step_add_fused_store(kvpool_step *step, const kvpool_fused_store *fused,
+                                                     kvpool_error *error);
+
+/* ---- indices ----
+ *
+ * Matrices of int32: views have row_bytes = 4 * columns, and strides that are multiples of 4. Entries that are wrong
+ * become -1 and are counted in the report's rows_rejected; nothing follows them. */
+
+typedef struct kvpool_matrix {
+  const kvpool_view *view; /* NULL: the array, without gaps */
+  uint32_t array;
+} kvpool_matrix;
+
+/* Logical token indices to slots: x -> table[b, x / tpb] * tpb + x % tpb. topk: [batch * queries, columns]. out: the
+ * same shape; NULL = in place, topk is a view. block_tables: array of int32[batch, table_columns]. valid: array of
+ * int32[batch * queries], how many entries of each list count; the rest becomes -1. */
+KVPOOL_API kvpool_status kvpool_step_add_convert_kv_index(kvpool_step *step, const kvpool_layer *layer,
+                                                          const kvpool_matrix *topk, uint32_t block_tables,
+                                                          uint32_t table_columns, uint32_t valid, uint32_t queries,
+                                                          const kvpool_view *out, kvpool_error *error);
+/* offset_len: array of int32[q, 2], kvpool_swa_window of each query. out: [q, window] slots of the ring, -1 behind
+ * each query's length. */
+KVPOOL_API kvpool_status kvpool_step_add_swa_index_decode(kvpool_step *step, const kvpool_layer *layer,
+                                                          uint32_t offset_len, uint32_t window,
+                                                          const kvpool_view *out, kvpool_error *error);
+/* pivots: array of int32[r, 4], kvpool_swa_pivot of each query. out: [r, width] columns of the assembled buffer. */
+KVPOOL_API kvpool_status kvpool_step_add_expand_swa_index(kvpool_step *step, uint32_t pivots, uint32_t width,
+                                                          const kvpool_view *out, kvpool_error *error);
+/* out: [r, left_columns + right_columns] = left, then right + right_base where it isn't -1. left or right NULL: that
+ * side has no columns. right_base: the assembled buffer's main_kv_offset. */
+KVPOOL_API kvpool_status kvpool_step_add_kv_index_cat(kvpool_step *step, const kvpool_matrix *left,
+                                                      uint32_t left_columns, const kvpool_matrix *right,
+                                                      uint32_t right_columns, int32_t right_base,
+                                                      const kvpool_view *out, kvpool_error *error);
+
+/* ---- whole blocks: every region and layer of a pool ---- */
+
+/* pairs: array of int32[n, 2] = from, to. */
+KVPOOL_API kvpool_status kvpool_step_add_copy_blocks(kvpool_step *step, const kvpool_pool *pool, uint32_t pairs,
+                                                     kvpool_error *error);
+/* blocks: array of int32[n]. */
+KVPOOL_API kvpool_status kvpool_step_add_zero_blocks(kvpool_step *step, const kvpool_pool *pool, uint32_t blocks,
+                                                     kvpool_error *error);
+
 typedef struct kvpool_op_report {
   uint64_t rows_stored;
-  uint64_t rows_loaded; /* zero-filled rows among them */
+  uint64_t rows_loaded; /* zero-filled rows, and those an assemble copied, among them */
   uint64_t rows_skipped;
   uint64_t rows_rejected;
   uint64_t rows_nonfinite;
@@ -478,7 +589,9 @@ typedef struct kvpool_op_report {
   uint64_t queued_ns; /* CLOCK_MONOTONIC */
   uint64_t started_ns;
   uint64_t finished_ns;
-  bool unchecked_arrays; /* an array lay in device memory */
+  bool unchecked_arrays;   /* an array lay in device memory */
+  bool hazard_unchecked;   /* for that reason nobody looked for a store before this load */
+  uint64_t main_kv_offset; /* assemble: S + C */
 } kvpool_op_report;
 
 /* Blocking: submits and waits until it is done. reports: kvpool_op_report[report_count_max] or NULL. A refused step

@@ -1,0 +1,230 @@
+/* Rows in an order that an index gives: copy_rows, and store with a gather index or without slots. OPS "assemble",
+ * part 2.
+ *
+ * One lane reads a row's entry and its slot and finds out what becomes of the row, the others are told. Rows of zeros
+ * are written, never read.
+ */
+#ifndef KVPOOL_KERNELS_CUDA_GATHER_KERNEL_CUH
+#define KVPOOL_KERNELS_CUDA_GATHER_KERNEL_CUH
+
+#include <stdint.h>
+
+#include "kernels/cuda/chain.cuh"
+#include "kernels/cuda/row_store.cuh"
+
+namespace kvp {
+
+constexpr int gather_threads = 128;
+constexpr int gather_passes = 4; /* vectors of a lane at a time */
+
+struct gather_args {
+  kvp_rows source;
+  kvp_rows out;          /* of a store: its cast-back; base NULL: none */
+  const int32_t *gather; /* NULL: row i */
+  const int32_t *slots;  /* NULL: all are -1 */
+  uint64_t source_rows;
+  uint64_t row_count;
+  layer_layout layer; /* store only */
+  kvp_owner_check check;
+  kvp_cuda_counts *counts;
+  /* Copies only: */
+  uint32_t vectors; /* of 16 bytes, a row */
+  uint32_t pieces;  /* of a row */
+  uint32_t shift;   /* 2^shift lanes a row */
+};
+
+constexpr int64_t source_zeros = -1; /* a row of zeros */
+
+/* Where a row comes from: a row of the source, or zeros; and whether its entry is wrong. */
+struct row_source {
+  int64_t row;
+  bool wrong;
+};
+__device__ __forceinline__ row_source find_source(const gather_args &args, uint64_t row) {
+  if (args.gather == nullptr) {
+    return row_source{(int64_t)row, false};
+  }
+  int32_t entry = read_once(&args.gather[row]);
+  bool inside = entry >= 0 && (uint32_t)entry < args.source_rows;
+  return row_source{inside ? entry : source_zeros, !inside && entry != -1};
+}
+
+/* What becomes of a row, as the lane that asked knows it. */
+struct gathered_row {
+  record_place place;
+  int64_t source;
+};
+
+/* Counts the row, too. */
+__device__ __forceinline__ gathered_row find_row(const gather_args &args, uint64_t row, uint32_t data_step,
+                                                 row_tally &tally) {
+  row_source source = find_source(args, row);
+  int32_t slot = args.slots == nullptr ? -1 : read_once(&args.slots[row]);
+  record_place place = {record_none, 0};
+  if (source.row == source_zeros) {
+    source.wrong = source.wrong || slot != -1;
+  } else if (slot != -1) {
+    place = find_record(args.layer, args.check, slot, data_step);
+    source.wrong = place.data < 0;
+  }
+  bool back = args.out.base != nullptr && place.data != record_ignore;
+  tally.stored += place.data >= 0;
+  tally.rejected += source.wrong;
+  tally.skipped += place.data == record_none && !source.wrong;
+  tally.back += back;
+  tally.zeroed += back && source.row == source_zeros;
+  if (!back && place.data < 0) {
+    place.data = record_ignore;
+  }
+  return gathered_row{place, source.row};
+}
+
+/* ---- quantized formats: a warp takes one row, or two of 128 elements ---- */
+
+template <class format, bool cast_back>
+__device__ __forceinline__ void store_gathered(const gather_args &args, uint64_t first, row_tally &tally) {
+  const int row_lane = lane_index() % format::lanes_per_row;
+  const int row_of_warp = lane_index() / format::lanes_per_row;
+  gathered_row own = {{record_ignore, 0}, source_zeros};
+  if (lane_index() < format::rows_per_pass && first + lane_index() < args.row_count) {
+    own = find_row(args, first + lane_index(), format::data_step, tally);
+  }
+  record_place place = record_from_lane<format>(own.place, row_of_warp);
+  int64_t source = from_lane(own.source, row_of_warp);
+  bool wanted = place.data != record_ignore;
+  row_chunks<format> row;
+#pragma unroll
+  for (int chunk = 0; chunk < format::chunks; chunk++) {
+    row.words[chunk] = make_uint4(0, 0, 0, 0);
+    if (wanted && source != source_zeros) {
+      const uint8_t *from = args.source.base + (uint64_t)source * args.source.stride_bytes;
+      row.words[chunk] = load_16_bytes<load_hint::plain>(from + (chunk * format::lanes_per_row + row_lane) * 16);
+    }
+  }
+  row_codes<format> made = quantize_row(row, wanted, row_lane, row_of_warp, tally);
+  if (place.data >= 0) {
+    write_record(args.layer, place, made, row_lane);
+  }
+  if (cast_back && wanted) {
+    write_cast_back(args.out.base + (first + row_of_warp) * args.out.stride_bytes, made, row_lane);
+  }
+}
+
+__device__ __forceinline__ void gather_tally_add(const row_tally &tally, kvp_cuda_counts *to) {
+  const uint64_t values[] = {tally.stored, tally.skipped,   tally.rejected, tally.back,
+                             tally.zeroed, tally.nonfinite, tally.saturated};
+  uint64_t *const targets[] = {&to->rows_stored, &to->rows_skipped,   &to->rows_rejected,   &to->rows_loaded,
+                               &to->rows_zeroed, &to->rows_nonfinite, &to->groups_saturated};
+  counts_add(values, targets);
+}
+
+template <class format, bool cast_back>
+__global__ void __launch_bounds__(gather_threads) gather_store_kernel(const __grid_constant__ gather_args args) {
+  chain_begin(args.counts);
+  row_tally tally = {};
+  for (uint64_t first = warp_index() * format::rows_per_pass; first < args.row_count;
+       first += warp_count() * format::rows_per_pass) {
+    store_gathered<format, cast_back>(args, first, tally);
+  }
+  gather_tally_add(tally, args.counts);
+}
+
+/* ---- copies: bf16 records, and copy_rows; several short rows lie side by side in a warp ---- */
+
+/* Where a copied row comes from and goes to; NULL: zeros, nowhere. */
+struct copied_row {
+  const uint8_t *from;
+  uint8_t *out;
+  uint8_t *record;
+};
+
+/* Vectors [begin, end) of the lane's row. True: a value of the lane's is not finite; looked at in records only. */
+template <bool records>
+__device__ __forceinline__ bool copy_row_vectors(const copied_row &row, uint32_t begin, uint32_t end,
+                                                 uint32_t lanes) {
+  bool nonfinite = false;
+  for (uint32_t vector = begin; vector < end; vector += gather_passes * lanes) {
+    uint4 words[gather_passes];
+#pragma unroll
+    for (int pass = 0; pass < gather_passes; pass++) {
+      words[pass] = make_uint4(0, 0, 0, 0);
+      if (row.from != nullptr && vector + pass * lanes < end) {
+        words[pass] = load_16_bytes<load_hint::plain>(row.from + (uint64_t)(vector + pass * lanes) * 16);
+      }
+    }
+#pragma unroll
+    for (int pass = 0; pass < gather_passes; pass++) {
+      const uint64_t at = (uint64_t)(vector + pass * lanes) * 16;
+      if (row.out != nullptr && vector + pass * lanes < end) {
+        store_16_bytes<store_hint::plain>(row.out + at, words[pass]);
+      }
+      if (records && row.record != nullptr && vector + pass * lanes < end) {
+        store_16_bytes<store_hint::plain>(row.record + at, words[pass]);
+      }
+      nonfinite = nonfinite || (records && words_nonfinite(words[pass]));
+    }
+  }
+  return nonfinite;
+}
+
+/* What becomes of a row of copy_rows; counted by its first piece. */
+__device__ __forceinline__ gathered_row find_copied_row(const gather_args &args, uint64_t row, bool counts,
+                                                        row_tally &tally) {
+  row_source source = find_source(args, row);
+  tally.rejected += source.wrong && counts;
+  tally.zeroed += source.row == source_zeros && !source.wrong && counts;
+  return gathered_row{{record_none, 0}, source.row};
+}
+
+/* A record has one piece, so that a row that is not finite is counted once. */
+template <bool records>
+__device__ __forceinline__ void copy_gathered(const gather_args &args, uint64_t unit, row_tally &tally) {
+  const uint32_t lanes = 1u << args.shift;
+  const uint32_t row_lane = lane_index() & (lanes - 1);
+  const uint32_t row_of_warp = lane_index() >> args.shift;
+  const uint32_t rows_of_warp = lanes_per_warp >> args.shift;
+  uint64_t group = unit / args.pieces;
+  uint32_t piece = (uint32_t)(unit - group * args.pieces);
+  uint64_t first = group * rows_of_warp;
+  gathered_row own = {{record_ignore, 0}, source_zeros};
+  if (lane_index() < (int)rows_of_warp && first + lane_index() < args.row_count) {
+    own = records ? find_row(args, first + lane_index(), args.vectors * 16, tally)
+                  : find_copied_row(args, first + lane_index(), piece == 0, tally);
+  }
+  int64_t data = from_lane(own.place.data, (int)row_of_warp);
+  int64_t source = from_lane(own.source, (int)row_of_warp);
+  bool wanted = data != record_ignore;
+  copied_row row = {nullptr, nullptr, nullptr};
+  if (wanted && source != source_zeros) {
+    row.from = args.source.base + (uint64_t)source * args.source.stride_bytes;
+  }
+  if (wanted && args.out.base != nullptr) {
+    row.out = args.out.base + (first + row_of_warp) * args.out.stride_bytes;
+  }
+  if (records && data >= 0) {
+    row.record = args.layer.base + data;
+  }
+  uint32_t begin = piece * gather_passes * lanes;
+  uint32_t end = records ? args.vectors : min(begin + gather_passes * lanes, args.vectors);
+  bool nonfinite = wanted && copy_row_vectors<records>(row, begin + row_lane, end, lanes);
+  if constexpr (records) {
+    uint32_t of_row = __ballot_sync(full_warp, nonfinite) >> (row_of_warp << args.shift);
+    tally.nonfinite += (of_row & (full_warp >> (lanes_per_warp - lanes))) != 0 && row_lane == 0;
+  }
+}
+
+template <bool records>
+__global__ void __launch_bounds__(gather_threads) gather_copy_kernel(const __grid_constant__ gather_args args) {
+  chain_begin(args.counts);
+  row_tally tally = {};
+  uint64_t units =
+      (args.row_count + (lanes_per_warp >> args.shift) - 1) / (lanes_per_warp >> args.shift) * args.pieces;
+  for (uint64_t unit = warp_index(); unit < units; unit += warp_count()) {
+    copy_gathered<records>(args, unit, tally);
+  }
+  gather_tally_add(tally, args.counts);
+}
+
+} // namespace kvp
+
+#endif
