@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check that needs no GPU, with packages, builds and counting; tests/gpu/run.sh has the others.
 #   tests/run.sh           all of it, about half an hour on 2 cores
-#   tests/run.sh --quick   the build with gcc, ctest and the Python suites
+#   tests/run.sh --quick   the build with gcc, ctest, the Python suites and the quickstart
 # Logs and builds stay in build-tests/ (KVPOOL_TESTS_DIR names another folder). The last line is
 # `N passed, N failed`, over the single tests of every stage; a check that is not a suite counts as one test.
 set -euo pipefail
@@ -222,6 +222,8 @@ if build gcc "${common[@]}" -DCMAKE_BUILD_TYPE=Release; then
   run_ctest gcc 600
   run_pytest gcc 900
 fi
+check quickstart 900 "$root/deploy/quickstart.sh" --build-dir "$builds/quickstart" || true
+check_nothing_left "$builds"
 if $quick; then
   exit 0
 fi
