@@ -32,10 +32,11 @@ inline cudaError_t resident_blocks_find(const void *kernel, int threads, int dev
 
 template <class parameter>
 inline cudaError_t launch(void (*kernel)(parameter), uint32_t blocks, uint32_t threads, cudaStream_t stream,
-                          parameter argument) {
+                          parameter argument, uint32_t shared_bytes = 0) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
