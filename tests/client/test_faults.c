@@ -1,4 +1,5 @@
 /* What libkvpool says and does when the other side dies, hangs, comes back, or misbehaves. */
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -410,12 +411,19 @@ static void test_listener_gone_while_connecting(void **state) {
   pthread_t thread;
   assert_int_equal(pthread_create(&thread, NULL, ask, &told), 0);
   int first = accept(listener, NULL, NULL); /* the library's own look */
-  int second = accept(listener, NULL, NULL);
-  assert_true(first >= 0 && second >= 0);
+  assert_true(first >= 0);
+  struct pollfd connecting = {.fd = listener, .events = POLLIN};
+  bool has_ended = false;
+  while (!has_ended && poll(&connecting, 1, 50) == 0) {
+    has_ended = pthread_tryjoin_np(thread, NULL) == 0; /* gRPC may tell of the daemon before, without another look */
+  }
+  int second = has_ended ? -1 : accept(listener, NULL, NULL);
   assert_int_equal(close(listener), 0);
   assert_int_equal(close(first), 0);
-  assert_int_equal(close(second), 0);
-  assert_int_equal(pthread_join(thread, NULL), 0);
+  if (!has_ended) {
+    assert_int_equal(close(second), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+  }
   assert_int_equal(told.status, KVPOOL_DISCONNECTED);
 }
 
