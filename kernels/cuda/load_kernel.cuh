@@ -14,21 +14,12 @@
 
 namespace kvp {
 
-/* How a warp goes on after its first piece: not at all, which needs a grid for all of them; by reading the next segment;
- * or by the one that it read while the piece before was on its way. */
-enum class walk_kind { once, again, ahead };
-
 /* passes_: what a lane asks for at once: rows, or vectors of copied ones. piece_rows_: the most rows of a piece where
  * there is work for every multiprocessor; 0: as many as the passes hold. */
-template <int passes_, int threads_, int piece_rows_, load_hint load_, store_hint store_,
-          walk_kind walk_ = walk_kind::again>
-struct load_tuning {
+template <int passes_, int threads_, int piece_rows_> struct load_tuning {
   static constexpr int passes = passes_;
   static constexpr int threads = threads_;
   static constexpr int piece_rows = piece_rows_;
-  static constexpr load_hint load = load_;
-  static constexpr store_hint store = store_;
-  static constexpr walk_kind walk = walk_;
 };
 
 struct load_tally {
@@ -77,69 +68,64 @@ template <int bytes> struct output_vectors {
   }
 };
 
-template <int bytes, class tuning>
-__device__ __forceinline__ void zero_rows(const load_args &args, const segment_rows &range) {
+template <int bytes> __device__ __forceinline__ void zero_rows(const load_args &args, const segment_rows &range) {
   const output_vectors<bytes> vectors(args, range);
 #pragma unroll 1
   for (uint32_t vector = lane_index(); vector < vectors.count; vector += lanes_per_warp) {
-    store_16_bytes<tuning::store>(vectors.at(vector), make_uint4(0, 0, 0, 0));
+    store_16_bytes(vectors.at(vector), make_uint4(0, 0, 0, 0));
+  }
+}
+
+/* Records and rows in global memory. */
+struct global_access {
+  static __device__ __forceinline__ void read(const uint8_t *from, uint2 &codes) { codes = load_8_bytes(from); }
+  static __device__ __forceinline__ void read(const uint8_t *from, uint32_t &codes) { codes = load_4_bytes(from); }
+  static __device__ __forceinline__ uint32_t read_scale(const uint8_t *from) { return load_byte(from); }
+  static __device__ __forceinline__ void write(uint8_t *to, const uint4 &words) { store_16_bytes(to, words); }
+};
+
+/* `rows` of at most rows_max records, all of them read before the first is used. Past the last row lanes decode that
+ * one again and keep it to themselves. rows > 0. */
+template <class format, uint32_t rows_max, class access>
+__device__ __forceinline__ void decode_rows(const uint8_t *from, uint8_t *to, uint64_t stride_bytes, uint32_t rows) {
+  static_assert(format::lanes_per_row == lanes_per_warp, "a warp is a row");
+  const int lane = lane_index();
+  typename format::codes codes[rows_max][format::chunks];
+  uint32_t scales[rows_max][format::chunks];
+#pragma unroll
+  for (uint32_t row = 0; row < rows_max; row++) {
+#pragma unroll
+    for (int chunk = 0; chunk < format::chunks; chunk++) {
+      access::read(from + (chunk * format::lanes_per_row + lane) * format::code_bytes, codes[row][chunk]);
+      scales[row][chunk] = access::read_scale(from + format::data_bytes + format::group_of(lane, chunk));
+    }
+    from += row + 1 < rows ? format::data_step : 0;
+  }
+#pragma unroll
+  for (uint32_t row = 0; row < rows_max; row++) {
+    if (row < rows) {
+#pragma unroll
+      for (int chunk = 0; chunk < format::chunks; chunk++) {
+        access::write(to + (chunk * format::lanes_per_row + lane) * 16,
+                      decode<format>(codes[row][chunk], scales[row][chunk]));
+      }
+    }
+    to += stride_bytes;
   }
 }
 
 template <class format, class tuning> struct dequantized {
   static constexpr int rows_at_once = tuning::passes;
-  static_assert(format::lanes_per_row == lanes_per_warp, "a warp is a row");
+  static_assert(tuning::piece_rows == tuning::passes, "a piece is read at once");
 
   static __device__ __forceinline__ void load(const load_args &args, const segment_rows &range) {
     const uint8_t *from = block_of(args, range) + (uint64_t)range.begin * format::data_step;
     uint8_t *to = args.out.base + range.out * args.out.stride_bytes;
-    uint32_t done = 0;
-    do {
-      load_batch(from, to, args.out.stride_bytes, range.rows - done);
-      from += tuning::passes * format::data_step;
-      to += tuning::passes * args.out.stride_bytes;
-      done += tuning::passes;
-    } while (tuning::piece_rows > tuning::passes && done < range.rows);
+    decode_rows<format, tuning::passes, global_access>(from, to, args.out.stride_bytes, range.rows);
   }
 
   static __device__ __forceinline__ void zero(const load_args &args, const segment_rows &range) {
-    zero_rows<format::row_bytes, tuning>(args, range);
-  }
-
-private:
-  /* Up to `passes` of the rows. Lanes past the last row decode that one again and keep it to themselves. */
-  static __device__ __forceinline__ void load_batch(const uint8_t *from, uint8_t *to, uint64_t stride_bytes,
-                                                    uint32_t rows) {
-    const int lane = lane_index();
-    typename format::codes codes[tuning::passes][format::chunks];
-    uint32_t scales[tuning::passes][format::chunks];
-#pragma unroll
-    for (uint32_t pass = 0; pass < tuning::passes; pass++) {
-#pragma unroll
-      for (int chunk = 0; chunk < format::chunks; chunk++) {
-        read_codes(from + (chunk * format::lanes_per_row + lane) * format::code_bytes, codes[pass][chunk]);
-        scales[pass][chunk] = load_byte(from + format::data_bytes + format::group_of(lane, chunk));
-      }
-      from += pass + 1 < rows ? format::data_step : 0;
-    }
-#pragma unroll
-    for (uint32_t pass = 0; pass < tuning::passes; pass++) {
-      if (pass < rows) {
-#pragma unroll
-        for (int chunk = 0; chunk < format::chunks; chunk++) {
-          store_16_bytes<tuning::store>(to + (chunk * format::lanes_per_row + lane) * 16,
-                                        decode<format>(codes[pass][chunk], scales[pass][chunk]));
-        }
-      }
-      to += stride_bytes;
-    }
-  }
-
-  static __device__ __forceinline__ void read_codes(const uint8_t *from, uint2 &codes) {
-    codes = load_8_bytes<tuning::load>(from);
-  }
-  static __device__ __forceinline__ void read_codes(const uint8_t *from, uint32_t &codes) {
-    codes = load_4_bytes<tuning::load>(from);
+    zero_rows<format::row_bytes>(args, range);
   }
 };
 
@@ -160,14 +146,14 @@ template <int data_bytes, class tuning> struct copied {
         uint32_t vector = first + pass * lanes_per_warp;
         words[pass] = make_uint4(0, 0, 0, 0);
         if (vector < vectors.count) {
-          words[pass] = load_16_bytes<tuning::load>(from + (uint64_t)vector * 16);
+          words[pass] = load_16_bytes(from + (uint64_t)vector * 16);
         }
       }
 #pragma unroll
       for (int pass = 0; pass < tuning::passes; pass++) {
         uint32_t vector = first + pass * lanes_per_warp;
         if (vector < vectors.count) {
-          store_16_bytes<tuning::store>(vectors.at(vector), words[pass]);
+          store_16_bytes(vectors.at(vector), words[pass]);
         }
       }
     }
@@ -175,20 +161,20 @@ template <int data_bytes, class tuning> struct copied {
   }
 
   static __device__ __forceinline__ void zero(const load_args &args, const segment_rows &range) {
-    zero_rows<data_bytes, tuning>(args, range);
+    zero_rows<data_bytes>(args, range);
     write_scale(args, range, 0);
   }
 
   static __device__ __forceinline__ uint32_t read_scale(const load_args &args, const segment_rows &range) {
     const uint32_t lane = lane_index();
     const uint8_t *from = block_of(args, range) + args.layer.scales_begin_bytes;
-    return scaled && lane < range.rows ? load_4_bytes<tuning::load>(from + ((uint64_t)range.begin + lane) * 4) : 0;
+    return scaled && lane < range.rows ? load_4_bytes(from + ((uint64_t)range.begin + lane) * 4) : 0;
   }
   static __device__ __forceinline__ void write_scale(const load_args &args, const segment_rows &range,
                                                      uint32_t scale) {
     const uint32_t lane = lane_index();
     if (scaled && lane < range.rows) {
-      store_4_bytes<tuning::store>(args.scales.base + (range.out + lane) * args.scales.stride_bytes, scale);
+      store_4_bytes(args.scales.base + (range.out + lane) * args.scales.stride_bytes, scale);
     }
   }
 };
@@ -234,24 +220,20 @@ __device__ __forceinline__ uint32_t take_rows(const load_args &args, uint32_t ro
 }
 
 /* The pieces of a warp, in order; all lanes alike. */
-template <walk_kind kind, bool checked> struct piece_walk {
+template <bool checked> struct piece_walk {
   const load_args &args;
   load_tally &tally;
   uint64_t index;       /* segment that comes next */
   uint32_t piece;       /* of it */
-  int32_t word;         /* of lanes 0 to 3, see take_segment */
   segment_rows segment; /* the present one; rows 0: none */
   uint32_t at;          /* its row to go on with */
 
   __device__ __forceinline__ piece_walk(const load_args &args_, load_tally &tally_)
-      : args(args_), tally(tally_), index(0), piece(0), word(0), segment{}, at(0) {
+      : args(args_), tally(tally_), index(0), piece(0), segment{}, at(0) {
     uint32_t first = (uint32_t)warp_index(); /* below 2^31: the launcher sees to it */
     uint32_t quotient = args.pieces.quotient(first);
     index = quotient;
     piece = first - quotient * args.pieces.value;
-    if (kind == walk_kind::ahead) {
-      read();
-    }
   }
 
   /* False: no more. A range has at least one row. */
@@ -271,24 +253,13 @@ template <walk_kind kind, bool checked> struct piece_walk {
           return true;
         }
       }
-      if (kind == walk_kind::once) {
-        return false;
-      }
     }
   }
 
 private:
-  __device__ __forceinline__ void read() {
-    const int lane = lane_index();
-    if (lane < 4 && index < args.segment_count) {
-      word = read_once(&args.segments[index * 4 + lane]);
-    }
-  }
-
   __device__ __forceinline__ void enter() {
-    if (kind != walk_kind::ahead) {
-      read();
-    }
+    const int lane = lane_index();
+    int32_t word = lane < 4 ? read_once(&args.segments[index * 4 + lane]) : 0;
     counts_begin(args.counts, index == 0 && piece == 0);
     if (!take_segment<checked>(args, word, piece, segment, tally)) {
       segment.rows = 0;
@@ -299,9 +270,6 @@ private:
     if (piece >= args.pieces.value) {
       piece -= args.pieces.value;
       index++;
-    }
-    if (kind == walk_kind::ahead) {
-      read();
     }
   }
 
@@ -329,16 +297,13 @@ template <bool checked> __device__ __forceinline__ void load_tally_add(const loa
 template <class body, class tuning, bool checked>
 __global__ void __launch_bounds__(tuning::threads) load_kernel(const __grid_constant__ load_args args) {
   load_tally tally = {};
-  piece_walk<tuning::walk, checked> walk(args, tally);
+  piece_walk<checked> walk(args, tally);
   segment_rows range;
   while (walk.next(range)) {
     if (range.block == -1) {
       body::zero(args, range);
     } else {
       body::load(args, range);
-    }
-    if (tuning::walk == walk_kind::once) {
-      break;
     }
   }
   load_tally_add<checked>(tally, args.counts);

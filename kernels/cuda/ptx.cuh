@@ -1,5 +1,5 @@
-/* Instructions that C++ has no name for, one function each: memory accesses with a hint or an ordering, number
- * conversions, the clock. Bulk copies are in ptx_bulk.cuh; nothing else in this directory has inline assembly.
+/* Instructions that C++ has no name for, one function each: memory accesses by a path or in an order of their own,
+ * number conversions, the clock. Bulk copies are in ptx_bulk.cuh; nothing else in this directory has inline assembly.
  */
 #ifndef KVPOOL_KERNELS_CUDA_PTX_CUH
 #define KVPOOL_KERNELS_CUDA_PTX_CUH
@@ -9,80 +9,24 @@
 
 namespace kvp {
 
-/* How a stream of data that nobody reads soon again passes the caches. */
-enum class load_hint { plain, no_allocate, fetch_128, fetch_256, l2_evict_first };
-enum class store_hint { plain, evict_first, write_through, l2_only, l2_evict_first };
-
 /* Memory that no one writes while the kernel runs. */
-template <load_hint hint> __device__ __forceinline__ uint4 load_16_bytes(const void *from);
-template <load_hint hint> __device__ __forceinline__ uint2 load_8_bytes(const void *from);
-template <load_hint hint> __device__ __forceinline__ uint32_t load_4_bytes(const void *from);
-template <store_hint hint> __device__ __forceinline__ void store_16_bytes(void *to, uint4 v);
-template <store_hint hint> __device__ __forceinline__ void store_8_bytes(void *to, uint2 v);
-template <store_hint hint> __device__ __forceinline__ void store_4_bytes(void *to, uint32_t v);
-
-/* A policy of the L2 cache, which the hints that name one take as an operand. */
-__device__ __forceinline__ uint64_t l2_evict_first_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+__device__ __forceinline__ uint4 load_16_bytes(const void *from) {
+  uint4 v;
+  asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
 }
 
-/* `qualifiers` without and with a policy as the operand behind the address. */
-#define KVP_LOADS(hint, qualifiers, policy_operand, ...)                                                             \
-  template <> __device__ __forceinline__ uint4 load_16_bytes<hint>(const void *from) {                               \
-    uint4 v;                                                                                                         \
-    asm("ld.global" qualifiers ".v4.u32 {%0, %1, %2, %3}, [%4]" policy_operand(5) ";"                                \
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)                                                                 \
-        : "l"(from)__VA_ARGS__);                                                                                     \
-    return v;                                                                                                        \
-  }                                                                                                                  \
-  template <> __device__ __forceinline__ uint2 load_8_bytes<hint>(const void *from) {                                \
-    uint2 v;                                                                                                         \
-    asm("ld.global" qualifiers ".v2.u32 {%0, %1}, [%2]" policy_operand(3) ";"                                        \
-        : "=r"(v.x), "=r"(v.y)                                                                                       \
-        : "l"(from)__VA_ARGS__);                                                                                     \
-    return v;                                                                                                        \
-  }                                                                                                                  \
-  template <> __device__ __forceinline__ uint32_t load_4_bytes<hint>(const void *from) {                             \
-    uint32_t v;                                                                                                      \
-    asm("ld.global" qualifiers ".u32 %0, [%1]" policy_operand(2) ";" : "=r"(v) : "l"(from)__VA_ARGS__);              \
-    return v;                                                                                                        \
-  }
-#define KVP_STORES(hint, qualifiers, policy_operand, ...)                                                            \
-  template <> __device__ __forceinline__ void store_16_bytes<hint>(void *to, uint4 v) {                              \
-    asm volatile("st.global" qualifiers ".v4.u32 [%0], {%1, %2, %3, %4}" policy_operand(5) ";"                       \
-                 :                                                                                                   \
-                 : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)__VA_ARGS__                                        \
-                 : "memory");                                                                                        \
-  }                                                                                                                  \
-  template <> __device__ __forceinline__ void store_8_bytes<hint>(void *to, uint2 v) {                               \
-    asm volatile("st.global" qualifiers ".v2.u32 [%0], {%1, %2}" policy_operand(3) ";"                               \
-                 :                                                                                                   \
-                 : "l"(to), "r"(v.x), "r"(v.y)__VA_ARGS__                                                            \
-                 : "memory");                                                                                        \
-  }                                                                                                                  \
-  template <> __device__ __forceinline__ void store_4_bytes<hint>(void *to, uint32_t v) {                            \
-    asm volatile("st.global" qualifiers ".u32 [%0], %1" policy_operand(2) ";"                                        \
-                 :                                                                                                   \
-                 : "l"(to), "r"(v)__VA_ARGS__                                                                        \
-                 : "memory");                                                                                        \
-  }
-#define KVP_NO_POLICY(index) ""
-#define KVP_POLICY(index)    ", %" #index
-#define KVP_POLICY_VALUE     , "l"(l2_evict_first_policy())
+__device__ __forceinline__ uint2 load_8_bytes(const void *from) {
+  uint2 v;
+  asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+  return v;
+}
 
-KVP_LOADS(load_hint::plain, ".nc", KVP_NO_POLICY)
-KVP_STORES(store_hint::plain, "", KVP_NO_POLICY)
-/* On trial: */
-KVP_LOADS(load_hint::no_allocate, ".nc.L1::no_allocate", KVP_NO_POLICY)
-KVP_LOADS(load_hint::fetch_128, ".nc.L2::128B", KVP_NO_POLICY)
-KVP_LOADS(load_hint::fetch_256, ".nc.L2::256B", KVP_NO_POLICY)
-KVP_LOADS(load_hint::l2_evict_first, ".nc.L2::cache_hint", KVP_POLICY, KVP_POLICY_VALUE)
-KVP_STORES(store_hint::evict_first, ".cs", KVP_NO_POLICY)
-KVP_STORES(store_hint::write_through, ".wt", KVP_NO_POLICY)
-KVP_STORES(store_hint::l2_only, ".cg", KVP_NO_POLICY)
-KVP_STORES(store_hint::l2_evict_first, ".L2::cache_hint", KVP_POLICY, KVP_POLICY_VALUE)
+__device__ __forceinline__ uint32_t load_4_bytes(const void *from) {
+  uint32_t v;
+  asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
 
 __device__ __forceinline__ uint32_t load_byte(const void *from) {
   uint32_t v;
@@ -90,34 +34,19 @@ __device__ __forceinline__ uint32_t load_byte(const void *from) {
   return v;
 }
 
-template <store_hint hint> __device__ __forceinline__ void store_16_bytes(void *to, uint4 v) {
-  if constexpr (hint == store_hint::evict_first) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-  } else {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-  }
+__device__ __forceinline__ void store_16_bytes(void *to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
-template <store_hint hint> __device__ __forceinline__ void store_8_bytes(void *to, uint2 v) {
-  if constexpr (hint == store_hint::evict_first) {
-    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
-  } else {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
-  }
+__device__ __forceinline__ void store_8_bytes(void *to, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
-template <store_hint hint> __device__ __forceinline__ void store_4_bytes(void *to, uint32_t v) {
-  if constexpr (hint == store_hint::evict_first) {
-    asm volatile("st.global.cs.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
-  } else {
-    asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
-  }
+__device__ __forceinline__ void store_4_bytes(void *to, uint32_t v) {
+  asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
 }
 
 __device__ __forceinline__ void store_byte(void *to, uint32_t v) {

@@ -15,12 +15,12 @@ __device__ __forceinline__ uint32_t shared_address(const void *shared) {
   return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
-/* One arrival completes a phase. Others see the barrier after barriers_publish and an execution barrier. */
+/* One arrival completes a phase. Others see the barrier after barrier_publish and an execution barrier. */
 __device__ __forceinline__ void barrier_init(uint64_t *barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(barrier)) : "memory");
 }
 /* Also for the engine that copies. */
-__device__ __forceinline__ void barriers_publish() {
+__device__ __forceinline__ void barrier_publish() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
@@ -40,48 +40,30 @@ __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
                : "memory");
 }
 
-template <load_hint hint>
 __device__ __forceinline__ void bulk_load(void *shared, const void *from, uint32_t bytes, uint64_t *barrier) {
-  if constexpr (hint == load_hint::l2_evict_first) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-        "%4;"
-        :
-        : "r"(shared_address(shared)), "l"(from), "r"(bytes), "r"(shared_address(barrier)),
-          "l"(l2_evict_first_policy())
-        : "memory");
-  } else {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :
-                 : "r"(shared_address(shared)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-  }
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(shared_address(shared)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 /* What threads wrote to shared memory becomes visible to bulk copies that are asked for behind an execution barrier. */
 __device__ __forceinline__ void shared_publish() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
-template <store_hint hint> __device__ __forceinline__ void bulk_store(void *to, const void *shared, uint32_t bytes) {
-  if constexpr (hint == store_hint::l2_evict_first) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
-                 :
-                 : "l"(to), "r"(shared_address(shared)), "r"(bytes), "l"(l2_evict_first_policy())
-                 : "memory");
-  } else {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 :
-                 : "l"(to), "r"(shared_address(shared)), "r"(bytes)
-                 : "memory");
-  }
+__device__ __forceinline__ void bulk_store(void *to, const void *shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
 }
 /* This thread's bulk stores since the last call are a group. */
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
-/* Until no more than `groups` of this thread's last ones still read shared memory. */
-template <int groups> __device__ __forceinline__ void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(groups) : "memory");
+/* Until none of this thread's groups reads shared memory. */
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
 
 } // namespace kvp

@@ -21,11 +21,12 @@ struct store_entry {
 /* Few rows: a row a warp, so that all of them are on their way at once. */
 enum store_size { store_few, store_many, store_sizes };
 
-using few = store_tuning<1, 128, load_hint::plain, store_hint::plain>;
-using many = store_tuning<4, 256, load_hint::plain, store_hint::plain>;
+/* On an H200, blocks of 128 threads are as fast as wider ones for v41 and bf16 and up to 4 % faster for FP4. */
+using few = store_tuning<1, 128>;
+using many = store_tuning<4, 128>;
 /* bf16: passes are vectors of a lane. */
-using copy_few = store_tuning<2, 128, load_hint::plain, store_hint::plain>;
-using copy_many = store_tuning<8, 256, load_hint::plain, store_hint::plain>;
+using copy_few = store_tuning<2, 128>;
+using copy_many = store_tuning<8, 128>;
 
 template <class format, class tuning, bool checked, bool cast_back> constexpr store_entry quantizing() {
   return store_entry{
@@ -65,8 +66,8 @@ cudaError_t store_prepare(int device) {
   store_entry *all = &entries[0][0][0][0];
   for (size_t i = 0; i < sizeof(entries) / sizeof(store_entry); i++) {
     if (all[i].kernel != nullptr) {
-      cudaError_t error =
-          resident_blocks_find((const void *)all[i].kernel, all[i].threads, device, &all[i].resident_blocks[device]);
+      cudaError_t error = resident_blocks_find((const void *)all[i].kernel, all[i].threads, 0, 0, device,
+                                               &all[i].resident_blocks[device]);
       if (error != cudaSuccess) {
         return error;
       }

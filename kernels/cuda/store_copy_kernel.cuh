@@ -28,7 +28,7 @@ __device__ __forceinline__ void read_vectors(const store_args &args, const copie
   for (int pass = 0; pass < tuning::passes; pass++) {
     uint32_t vector = min(begin + pass * lanes_per_warp + lane_index(), rows.count - 1);
     uint32_t row = args.row_vectors.quotient(vector);
-    words[pass] = load_16_bytes<tuning::load>(rows.from + (uint64_t)vector * 16 + row * rows.gap_bytes);
+    words[pass] = load_16_bytes(rows.from + (uint64_t)vector * 16 + row * rows.gap_bytes);
   }
 }
 
@@ -50,11 +50,11 @@ __device__ __forceinline__ bool write_vectors(const store_args &args, const copi
     int64_t place = from_lane(own.data, (int)row);
     nonfinite = nonfinite || vector_nonfinite(words[pass]);
     if (vector < rows.count && place >= 0) {
-      store_16_bytes<tuning::store>(args.layer.base + place + at, words[pass]);
+      store_16_bytes(args.layer.base + place + at, words[pass]);
     }
     if (cast_back && vector < rows.count && place != place_nothing) {
       uint8_t *back = args.cast_back.base + (rows.first + row) * args.cast_back.stride_bytes;
-      store_16_bytes<tuning::store>(back + at, words[pass]);
+      store_16_bytes(back + at, words[pass]);
     }
   }
   return nonfinite;
@@ -71,7 +71,7 @@ __device__ __forceinline__ uint32_t count_nonfinite(const store_args &args, cons
     for (uint32_t at = lane_index(); at < args.row_vectors.value; at += lanes_per_warp) {
       uint64_t vector = (uint64_t)row * args.row_vectors.value + at;
       const uint8_t *from = rows.from + vector * 16 + row * rows.gap_bytes;
-      nonfinite = nonfinite || vector_nonfinite(load_16_bytes<load_hint::plain>(from));
+      nonfinite = nonfinite || vector_nonfinite(load_16_bytes(from));
     }
     int64_t place = from_lane(own.data, (int)row);
     bool counts = place >= 0 || (cast_back && place == place_skipped);

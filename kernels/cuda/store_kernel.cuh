@@ -18,11 +18,9 @@
 namespace kvp {
 
 /* How a kernel is built for speed; results don't depend on it. */
-template <int passes_, int threads_, load_hint load_, store_hint store_> struct store_tuning {
+template <int passes_, int threads_> struct store_tuning {
   static constexpr int passes = passes_;
   static constexpr int threads = threads_;
-  static constexpr load_hint load = load_;
-  static constexpr store_hint store = store_;
 };
 
 struct store_tally {
@@ -105,7 +103,7 @@ __device__ __forceinline__ void read_rows(const store_args &args, uint64_t first
     }
 #pragma unroll
     for (int chunk = 0; chunk < format::chunks; chunk++) {
-      batch.words[pass][chunk] = load_16_bytes<tuning::load>(from + chunk * format::lanes_per_row * 16);
+      batch.words[pass][chunk] = load_16_bytes(from + chunk * format::lanes_per_row * 16);
     }
   }
 }
@@ -240,15 +238,15 @@ __device__ __forceinline__ void write_row_scales(const store_args &args, const r
   uint32_t of_row = scales.of_row(row);
   if (row < rows && own.data >= 0) {
     uint64_t back = (uint64_t)own.offset * (format::data_step - format::scale_step);
-    store_4_bytes<store_hint::plain>(args.layer.base + own.data + args.layer.scales_begin_bytes - back, of_row);
+    store_4_bytes(args.layer.base + own.data + args.layer.scales_begin_bytes - back, of_row);
   }
 }
 
-template <class tuning> __device__ __forceinline__ void write_codes(uint8_t *to, uint2 codes) {
-  store_8_bytes<tuning::store>(to, codes);
+__device__ __forceinline__ void write_codes(uint8_t *to, uint2 codes) {
+  store_8_bytes(to, codes);
 }
-template <class tuning> __device__ __forceinline__ void write_codes(uint8_t *to, uint32_t codes) {
-  store_4_bytes<tuning::store>(to, codes);
+__device__ __forceinline__ void write_codes(uint8_t *to, uint32_t codes) {
+  store_4_bytes(to, codes);
 }
 
 /* One pass: quantizes, writes the record where there is one, and its cast-back where that is asked for. Yields the
@@ -277,7 +275,7 @@ __device__ __forceinline__ uint32_t finish_pass(const store_args &args, const st
     uint8_t *data = args.layer.base + place;
 #pragma unroll
     for (int chunk = 0; chunk < format::chunks; chunk++) {
-      write_codes<tuning>(data + (chunk * format::lanes_per_row + row_lane) * format::code_bytes, codes[chunk]);
+      write_codes(data + (chunk * format::lanes_per_row + row_lane) * format::code_bytes, codes[chunk]);
     }
     if constexpr (format::main_cache) {
       write_scales<format>(data + format::data_bytes, scales, row_lane);
@@ -288,8 +286,7 @@ __device__ __forceinline__ uint32_t finish_pass(const store_args &args, const st
       uint8_t *back = args.cast_back.base + row * args.cast_back.stride_bytes + row_lane * 16;
 #pragma unroll
       for (int chunk = 0; chunk < format::chunks; chunk++) {
-        store_16_bytes<tuning::store>(back + chunk * format::lanes_per_row * 16,
-                                      decode<format>(codes[chunk], scales[chunk]));
+        store_16_bytes(back + chunk * format::lanes_per_row * 16, decode<format>(codes[chunk], scales[chunk]));
       }
     }
   }
@@ -301,7 +298,7 @@ template <class format, class tuning, bool cast_back>
 __device__ __forceinline__ void store_special_rows(const store_args &args, uint64_t first, uint32_t remaining,
                                                    const slot_place &own, int row_lane, int row_of_pass,
                                                    store_tally &tally) {
-  using single = store_tuning<1, tuning::threads, tuning::load, tuning::store>;
+  using single = store_tuning<1, tuning::threads>;
 #pragma unroll 1
   for (uint32_t done = 0; done < remaining; done += format::rows_per_pass) {
     store_batch<format, single> batch;

@@ -223,7 +223,7 @@ static void run_variants_of(const struct kernel_bench *bench, const struct kvp_f
 /* How many variants are wrong. */
 static uint32_t run_variants(const struct kernel_bench *bench, const struct options *options) {
   static const enum kvp_format_id formats[] = {KVP_FORMAT_V41, KVP_FORMAT_V41_FP4, KVP_FORMAT_BF16,
-                                               KVP_FORMAT_INDEX_FP4};
+                                               KVP_FORMAT_INDEX_FP4, KVP_FORMAT_INDEX_FP8_F32};
   uint32_t wrong = 0;
   for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
     const struct kvp_format *format = kvp_format_get(formats[i]);
