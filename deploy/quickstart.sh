@@ -160,7 +160,8 @@ if $keep; then
   cat <<END
 socket   $socket (pool 'main' of deploy/kvpoold.conf)
 log      $log
-look     KVPOOLD_SOCKET=$socket $kvpoolctl info
+shell    export KVPOOLD_SOCKET=$socket PATH=${kvpoolctl%/*}:${kvpoold%/*}:\$PATH
+look     kvpoolctl info
 again    /usr/bin/python3 $root/client/examples/scheduler.py $socket main
 stop     kill $daemon && rm -r $directory
 END

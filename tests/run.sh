@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check that needs no GPU, with packages, builds and counting; tests/gpu/run.sh has the others.
 #   tests/run.sh           all of it, about half an hour on 2 cores
-#   tests/run.sh --quick   the build with gcc, ctest and the Python suites
+#   tests/run.sh --quick   the build with gcc, ctest, the Python suites and the quickstart
 # Logs and builds stay in build-tests/ (KVPOOL_TESTS_DIR names another folder). The last line is
 # `N passed, N failed`, over the single tests of every stage; a check that is not a suite counts as one test.
 set -euo pipefail
@@ -222,6 +222,8 @@ if build gcc "${common[@]}" -DCMAKE_BUILD_TYPE=Release; then
   run_ctest gcc 600
   run_pytest gcc 900
 fi
+check quickstart 900 "$root/deploy/quickstart.sh" --build-dir "$builds/quickstart" || true
+check_nothing_left "$builds"
 if $quick; then
   exit 0
 fi
@@ -250,12 +252,13 @@ if build thread "${common[@]}" -DKVPOOL_SANITIZE=thread -- --target test_ring; t
   check ring-under-tsan 300 "$builds/thread/tests/unit/test_ring" || true
 fi
 
-# Left out: contract_exhaustive, too slow under valgrind (the sanitizers run it). Of the client's tests the library is
+# Left out: contract_exhaustive, too slow under valgrind (the sanitizers run it), and unit_executor_launch, whose second
+# mapping of the same memory (mremap of size 0) valgrind doesn't know. Of the client's tests the library is
 # under valgrind, the daemons it talks to are not.
 if [[ -f $builds/gcc/CTestTestfile.cmake ]]; then
-  suite valgrind 1200 "$logs/valgrind.xml" "$python" -B "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
+  suite valgrind 2400 "$logs/valgrind.xml" "$python" -B "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
     "$logs/valgrind.xml" --only '^((unit|contract)_|client_(libkvpool|steps|faults|secret|permission)$)' \
-    --leave-out '^contract_exhaustive$'
+    --leave-out '^(contract_exhaustive|unit_executor_launch)$' --seconds 900
 fi
 
 if build fuzz "${common[@]}" -DCMAKE_C_COMPILER=clang -DKVPOOL_FUZZ=ON -DKVPOOL_SANITIZE=address,undefined -- \

@@ -11,9 +11,9 @@
 
 namespace kvp {
 
-/* First statement of an op's kernel. */
-__device__ __forceinline__ void counts_begin(kvp_cuda_counts *counts) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
+/* Once, by the first warp, behind the first reads that it asks for: the clock is read while they are on their way. */
+__device__ __forceinline__ void counts_begin(kvp_cuda_counts *counts, bool first_warp) {
+  if (first_warp && lane_index() == 0) {
     counts->started_ns = global_timer_ns();
   }
 }

@@ -58,25 +58,28 @@ struct layer_layout {
   }
 };
 
+/* In structs of arguments, what the way of an array that was checked needs comes first. */
 struct store_args {
-  layer_layout layer;
-  kvp_rows source;
-  kvp_rows cast_back;
   const int32_t *slots;
   uint64_t row_count;
-  kvp_owner_check check;
+  kvp_rows source;
+  layer_layout layer;
   kvp_cuda_counts *counts;
-  uint32_t row_bytes; /* bf16 only */
+  divisor row_vectors; /* bf16 only: 16-byte vectors of a row, */
+  uint32_t warp_rows;  /* and rows of a warp at a time */
+  kvp_rows cast_back;
+  kvp_owner_check check;
 
   static store_args make(const kvp_store_params &params, kvp_cuda_counts *counts) {
-    return store_args{layer_layout::make(params.layer),
-                      params.source,
-                      params.cast_back,
-                      params.slots,
+    return store_args{params.slots,
                       params.row_count,
-                      params.check,
+                      params.source,
+                      layer_layout::make(params.layer),
                       counts,
-                      params.layer.geometry->sizes.row_bytes};
+                      divisor::make(params.layer.geometry->sizes.row_bytes / 16),
+                      0,
+                      params.cast_back,
+                      params.check};
   }
 };
 
@@ -88,34 +91,36 @@ struct load_cut {
 };
 
 struct load_args {
-  layer_layout layer;
-  kvp_rows out;
-  kvp_rows scales;
   const int32_t *segments; /* 4 a segment */
   uint64_t segment_count;
-  uint64_t total_k;
-  uint64_t *rows_taken;
-  kvp_owner_check check;
-  kvp_cuda_counts *counts;
-  uint32_t row_bytes; /* bf16 only */
-  load_cut cut;
+  divisor pieces; /* of a segment: load_cut */
+  uint32_t piece_rows;
   uint32_t step_pieces; /* from one piece of a warp to its next: so many segments and pieces */
   uint64_t step_segments;
+  layer_layout layer;
+  uint64_t total_k;
+  kvp_rows out;
+  kvp_cuda_counts *counts;
+  divisor row_vectors; /* bf16 only: 16-byte vectors of a row */
+  kvp_rows scales;
+  uint64_t *rows_taken;
+  kvp_owner_check check;
 
   static load_args make(const kvp_load_params &params, kvp_cuda_counts *counts, load_cut cut, uint64_t warps) {
-    return load_args{layer_layout::make(params.layer),
-                     params.out,
-                     params.scales,
-                     (const int32_t *)params.segments,
+    return load_args{(const int32_t *)params.segments,
                      params.segment_count,
-                     params.total_k,
-                     params.rows_taken,
-                     params.check,
-                     counts,
-                     params.layer.geometry->sizes.row_bytes,
-                     cut,
+                     divisor::make(cut.pieces),
+                     cut.piece_rows,
                      (uint32_t)(warps % cut.pieces),
-                     warps / cut.pieces};
+                     warps / cut.pieces,
+                     layer_layout::make(params.layer),
+                     params.total_k,
+                     params.out,
+                     counts,
+                     divisor::make(params.layer.geometry->sizes.row_bytes / 16),
+                     params.scales,
+                     params.rows_taken,
+                     params.check};
   }
 };
 

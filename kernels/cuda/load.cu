@@ -1,7 +1,9 @@
-/* load: which kernel is launched, how wide, and into what pieces segments are cut. See load_kernel.cuh. */
+/* load: which kernel is launched, how wide, and into what pieces segments are cut. See load_kernel.cuh and
+ * load_bulk_kernel.cuh. */
 #include <assert.h>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/load_bulk_kernel.cuh"
 #include "kernels/cuda/load_kernel.cuh"
 #include "kernels/cuda/prepare.cuh"
 
@@ -10,51 +12,87 @@ namespace kvp {
 using load_kernel_fn = void(const load_args);
 
 struct load_entry {
-  load_kernel_fn *kernel;
+  load_kernel_fn *kernel; /* nullptr: there is no such kernel */
   int threads;
-  int piece_rows;     /* the most */
-  int piece_rows_min; /* what a warp has in flight at least; pieces are multiples of it */
-  uint32_t resident_blocks[devices_max];
+  int passes;
+  int piece_rows; /* the most, and what pieces are multiples of; 0: as many as the passes hold */
+  int rows_at_once;
+  uint32_t shared_bytes;                 /* of a bulk kernel */
+  uint32_t resident_blocks[devices_max]; /* 0: not for this device */
 };
 
-using main_tuning = load_tuning<4, 256, 16, load_hint::no_allocate, store_hint::plain>;
-using copy_tuning = load_tuning<4, 256, 16, load_hint::no_allocate, store_hint::plain>;
-using index_64_tuning = load_tuning<4, 256, 32, load_hint::no_allocate, store_hint::plain>;
-using index_128_tuning = load_tuning<8, 256, 32, load_hint::no_allocate, store_hint::plain>;
+/* Few rows: a row a warp, so that all of them are on their way at once. Many of a main cache: by bulk copies where the
+ * device has them. */
+enum load_size { load_few, load_many, load_bulk, load_sizes };
+
+using main_few = load_tuning<1, 128, 1>;
+using main_many = load_tuning<4, 256, 4>;
+/* On an H200 0.945 and 0.94 of memcpy, against 0.92 for main_many. */
+using v41_bulk = bulk_tuning<4, 128>;
+using v41_fp4_bulk = bulk_tuning<2, 128>;
+using copy_few = load_tuning<2, 128, 0>;
+using copy_many = load_tuning<8, 256, 0>;
+template <class format> using index_few = load_tuning<format::data_bytes / 64, 128, 32>;
+/* On an H200 0.92 and 0.94 of memcpy; with the other's tuning 0.85 and 0.92. */
+using index_fp4_many = load_tuning<4, 128, 32>;
+using index_fp8_many = load_tuning<4, 256, 16>;
 
 template <class body, class tuning, bool checked> constexpr load_entry loading() {
-  return load_entry{load_kernel<body, tuning, checked>, tuning::threads, tuning::piece_rows, tuning::passes, {}};
+  return load_entry{load_kernel<body, tuning, checked>,
+                    tuning::threads,
+                    tuning::passes,
+                    tuning::piece_rows,
+                    body::rows_at_once,
+                    0,
+                    {}};
+}
+template <class format, class tuning, bool checked> constexpr load_entry loading_bulk() {
+  return load_entry{load_bulk_kernel<format, tuning, checked>,
+                    tuning::threads,
+                    tuning::rows_at_once,
+                    tuning::piece_rows,
+                    tuning::rows_at_once,
+                    bulk_room<format, tuning>::bytes,
+                    {}};
 }
 
-#define KVP_LOADING(body, tuning)                                                                                    \
-  { loading<body, tuning, false>(), loading<body, tuning, true>() }
+#define KVP_LOADING_MAIN(format, bulk, checked)                                                                      \
+  {                                                                                                                  \
+    loading<dequantized<format, main_few>, main_few, checked>(),                                                     \
+        loading<dequantized<format, main_many>, main_many, checked>(), loading_bulk<format, bulk, checked>()         \
+  }
+#define KVP_LOADING_COPIED(data_bytes, few, many, checked)                                                           \
+  { loading<copied<data_bytes, few>, few, checked>(), loading<copied<data_bytes, many>, many, checked>() }
+#define KVP_LOADING_INDEX(format, many, checked)                                                                     \
+  KVP_LOADING_COPIED(format::data_bytes, index_few<format>, many, checked)
 
-using load_v41 = dequantized<format_v41, main_tuning>;
-using load_v41_fp4 = dequantized<format_v41_fp4, main_tuning>;
-using load_index_fp4 = copied_with_scales<format_index_fp4::data_bytes, index_64_tuning>;
-using load_index_fp8 = copied_with_scales<format_index_fp8_f32::data_bytes, index_128_tuning>;
-using load_bf16 = copied<copy_tuning>;
-
-/* [format][array was checked]; index_fp8_f32 and index_mxfp8 differ in what their bytes mean only. */
-static load_entry entries[kvp_format_count][2] = {
-    KVP_LOADING(load_v41, main_tuning),
-    KVP_LOADING(load_v41_fp4, main_tuning),
-    KVP_LOADING(load_index_fp4, index_64_tuning),
-    KVP_LOADING(load_index_fp8, index_128_tuning),
-    KVP_LOADING(load_index_fp8, index_128_tuning),
-    KVP_LOADING(load_bf16, copy_tuning),
+/* [format][array was checked][load_size]; index_fp8_f32 and index_mxfp8 differ in what their bytes mean only. */
+static load_entry entries[kvp_format_count][2][load_sizes] = {
+    {KVP_LOADING_MAIN(format_v41, v41_bulk, false), KVP_LOADING_MAIN(format_v41, v41_bulk, true)},
+    {KVP_LOADING_MAIN(format_v41_fp4, v41_fp4_bulk, false), KVP_LOADING_MAIN(format_v41_fp4, v41_fp4_bulk, true)},
+    {KVP_LOADING_INDEX(format_index_fp4, index_fp4_many, false),
+     KVP_LOADING_INDEX(format_index_fp4, index_fp4_many, true)},
+    {KVP_LOADING_INDEX(format_index_fp8_f32, index_fp8_many, false),
+     KVP_LOADING_INDEX(format_index_fp8_f32, index_fp8_many, true)},
+    {KVP_LOADING_INDEX(format_index_fp8_f32, index_fp8_many, false),
+     KVP_LOADING_INDEX(format_index_fp8_f32, index_fp8_many, true)},
+    {KVP_LOADING_COPIED(0, copy_few, copy_many, false), KVP_LOADING_COPIED(0, copy_few, copy_many, true)},
 };
 static_assert(KVP_FORMAT_V41 == 0 && KVP_FORMAT_V41_FP4 == 1 && KVP_FORMAT_INDEX_FP4 == 2 &&
                   KVP_FORMAT_INDEX_FP8_F32 == 3 && KVP_FORMAT_INDEX_MXFP8 == 4 && KVP_FORMAT_BF16 == 5,
               "the table is in catalogue order");
 
 cudaError_t load_prepare(int device) {
-  load_entry *all = &entries[0][0];
+  load_entry *all = &entries[0][0][0];
   for (size_t i = 0; i < sizeof(entries) / sizeof(load_entry); i++) {
-    cudaError_t error =
-        resident_blocks_find((const void *)all[i].kernel, all[i].threads, device, &all[i].resident_blocks[device]);
-    if (error != cudaSuccess) {
-      return error;
+    load_entry &entry = all[i];
+    if (entry.kernel != nullptr) {
+      cudaError_t error =
+          resident_blocks_find((const void *)entry.kernel, entry.threads, entry.shared_bytes,
+                               entry.shared_bytes != 0 ? bulk_capability : 0, device, &entry.resident_blocks[device]);
+      if (error != cudaSuccess) {
+        return error;
+      }
     }
   }
   return cudaSuccess;
@@ -67,22 +105,38 @@ static uint64_t at_least(uint64_t value, uint64_t limit) {
   return value > limit ? value : limit;
 }
 
+static uint64_t resident_warps(const load_entry &entry, int device) {
+  return (uint64_t)entry.resident_blocks[device] * (entry.threads / lanes_per_warp);
+}
+
 /* Pieces so small that all warps of the device get one, up to the kernel's size. Segments are cut as the longest of
  * them may need; where most are short, into fewer, larger strides. */
 constexpr uint64_t pieces_max = 256;
 
 static load_cut cut_segments(const kvp_load_params &params, const load_entry &entry, uint64_t warps) {
+  const kvp_geometry &geometry = *params.layer.geometry;
   bool checked = params.check.entries == nullptr;
-  uint64_t longest =
-      checked ? params.segment_rows_max : at_most(params.layer.geometry->tokens_per_block, params.total_k);
+  uint64_t longest = checked ? params.segment_rows_max : at_most(geometry.tokens_per_block, params.total_k);
   longest = at_least(longest, 1);
   uint64_t rows = checked ? params.rows : params.total_k;
-  uint64_t step = entry.piece_rows_min;
-  uint64_t piece_rows = divide_up(at_least(rows / warps, 1), step) * step;
-  piece_rows = at_most(piece_rows, entry.piece_rows);
+  uint64_t least = piece_rows_of(entry.rows_at_once, entry.passes, geometry.sizes.loaded_row_bytes);
+  uint64_t most = piece_rows_of(entry.piece_rows, entry.passes, geometry.sizes.loaded_row_bytes);
+  uint64_t piece_rows = divide_up(at_least(rows / warps, 1), least) * least;
+  piece_rows = at_most(piece_rows, most);
   uint64_t useful = (2 * divide_up(rows, piece_rows) + warps) / params.segment_count + 1;
   uint64_t pieces = at_most(at_most(divide_up(longest, piece_rows), useful), pieces_max);
   return load_cut{(uint32_t)pieces, (uint32_t)piece_rows};
+}
+
+/* As in a store: narrow as long as every row gets its warp at once. Bulk copies need multiples of
+ * 16 bytes: rows are, and so are the steps from record to record of a main cache, which leaves the layer's begin. */
+static const load_entry &choose(const kvp_load_params &params, const load_entry (&sizes)[load_sizes], int device) {
+  uint64_t rows = params.check.entries == nullptr ? params.rows : params.total_k;
+  if (rows <= resident_warps(sizes[load_few], device)) {
+    return sizes[load_few];
+  }
+  bool bulk = sizes[load_bulk].resident_blocks[device] != 0 && (uintptr_t)params.layer.base % 16 == 0;
+  return sizes[bulk ? load_bulk : load_many];
 }
 
 } // namespace kvp
@@ -99,17 +153,16 @@ extern "C" cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params
   if (error != cudaSuccess) {
     return error;
   }
-  const kvp_geometry &geometry = *params->layer.geometry;
-  const load_entry &entry = entries[geometry.format->id][checked];
-  assert(entry.resident_blocks[device] > 0); /* kernels were loaded */
+  const load_entry(&sizes)[load_sizes] = entries[params->layer.geometry->format->id][checked];
+  assert(sizes[load_few].resident_blocks[device] > 0); /* kernels were loaded */
+  const load_entry &entry = choose(*params, sizes, device);
   uint64_t block_warps = entry.threads / lanes_per_warp;
-  uint64_t resident_warps = entry.resident_blocks[device] * block_warps;
-  load_cut cut = cut_segments(*params, entry, resident_warps);
+  load_cut cut = cut_segments(*params, entry, resident_warps(entry, device));
   uint64_t blocks_max = checked ? grid_blocks_max : entry.resident_blocks[device];
   uint64_t blocks = at_most(
       divide_up(at_most(params->segment_count, blocks_max * block_warps) * cut.pieces, block_warps), blocks_max);
   load_args args = load_args::make(*params, counts, cut, blocks * block_warps);
-  return launch(entry.kernel, (uint32_t)blocks, entry.threads, stream, args);
+  return launch(entry.kernel, (uint32_t)blocks, entry.threads, stream, args, entry.shared_bytes);
 }
 
 extern "C" void kvp_cuda_load_counts(const struct kvp_load_params *params, const struct kvp_cuda_counts *found,

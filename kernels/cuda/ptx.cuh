@@ -1,5 +1,5 @@
-/* Instructions that C++ has no name for, one function each: memory accesses with a hint or an ordering, number
- * conversions, the clock. Nothing else in this directory has inline assembly.
+/* Instructions that C++ has no name for, one function each: memory accesses by a path or in an order of their own,
+ * number conversions, the clock. Bulk copies are in ptx_bulk.cuh; nothing else in this directory has inline assembly.
  */
 #ifndef KVPOOL_KERNELS_CUDA_PTX_CUH
 #define KVPOOL_KERNELS_CUDA_PTX_CUH
@@ -9,48 +9,22 @@
 
 namespace kvp {
 
-/* How a stream of data that nobody reads soon again passes the caches. */
-enum class load_hint { plain, no_allocate, evict_first };
-enum class store_hint { plain, evict_first };
-
 /* Memory that no one writes while the kernel runs. */
-template <load_hint hint> __device__ __forceinline__ uint4 load_16_bytes(const void *from) {
+__device__ __forceinline__ uint4 load_16_bytes(const void *from) {
   uint4 v;
-  if constexpr (hint == load_hint::no_allocate) {
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from));
-  } else if constexpr (hint == load_hint::evict_first) {
-    asm("ld.global.L1::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from));
-  } else {
-    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  }
+  asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
-template <load_hint hint> __device__ __forceinline__ uint2 load_8_bytes(const void *from) {
+__device__ __forceinline__ uint2 load_8_bytes(const void *from) {
   uint2 v;
-  if constexpr (hint == load_hint::no_allocate) {
-    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-  } else if constexpr (hint == load_hint::evict_first) {
-    asm("ld.global.L1::evict_first.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-  } else {
-    asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-  }
+  asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
   return v;
 }
 
-template <load_hint hint> __device__ __forceinline__ uint32_t load_4_bytes(const void *from) {
+__device__ __forceinline__ uint32_t load_4_bytes(const void *from) {
   uint32_t v;
-  if constexpr (hint == load_hint::no_allocate) {
-    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  } else if constexpr (hint == load_hint::evict_first) {
-    asm("ld.global.L1::evict_first.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  } else {
-    asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  }
+  asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
   return v;
 }
 
@@ -60,34 +34,19 @@ __device__ __forceinline__ uint32_t load_byte(const void *from) {
   return v;
 }
 
-template <store_hint hint> __device__ __forceinline__ void store_16_bytes(void *to, uint4 v) {
-  if constexpr (hint == store_hint::evict_first) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-  } else {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-  }
+__device__ __forceinline__ void store_16_bytes(void *to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
-template <store_hint hint> __device__ __forceinline__ void store_8_bytes(void *to, uint2 v) {
-  if constexpr (hint == store_hint::evict_first) {
-    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
-  } else {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
-  }
+__device__ __forceinline__ void store_8_bytes(void *to, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
-template <store_hint hint> __device__ __forceinline__ void store_4_bytes(void *to, uint32_t v) {
-  if constexpr (hint == store_hint::evict_first) {
-    asm volatile("st.global.cs.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
-  } else {
-    asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
-  }
+__device__ __forceinline__ void store_4_bytes(void *to, uint32_t v) {
+  asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
 }
 
 __device__ __forceinline__ void store_byte(void *to, uint32_t v) {
@@ -197,6 +156,13 @@ __device__ __forceinline__ uint32_t bf16_pair_multiply(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
 #endif
   return product;
+}
+
+/* a * b + c of two BF16 pairs, rounded once. */
+__device__ __forceinline__ uint32_t bf16_pair_multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
 }
 
 } // namespace kvp

@@ -188,12 +188,9 @@ __device__ __forceinline__ uint32_t e2m1_of_word(uint32_t word, float factor) {
   return odd * 16 + even;
 }
 
-/* Every element is below 7 scales. */
-__device__ __forceinline__ uint32_t encode_e2m1(const uint4 &words, const group_scale &scale) {
-  uint32_t first = __byte_perm(e2m1_of_word(words.x, scale.factor), e2m1_of_word(words.y, scale.factor), 0x0040);
-  uint32_t second = __byte_perm(e2m1_of_word(words.z, scale.factor), e2m1_of_word(words.w, scale.factor), 0x0040);
-  uint32_t codes = __byte_perm(first, second, 0x5410);
-  /* The top byte of every element has its sign: 1 of a word the even one's, 3 the odd one's. */
+/* Signs of eight elements where their codes have them. The top byte of every element has its sign: 1 of a word the
+ * even one's, 3 the odd one's. */
+__device__ __forceinline__ uint32_t e2m1_with_signs(uint32_t codes, const uint4 &words) {
   uint32_t tops_first = __byte_perm(words.x, words.y, 0x7351);
   uint32_t tops_second = __byte_perm(words.z, words.w, 0x7351);
   uint32_t even_tops = __byte_perm(tops_first, tops_second, 0x5410);
@@ -201,10 +198,48 @@ __device__ __forceinline__ uint32_t encode_e2m1(const uint4 &words, const group_
   return codes | (even_tops >> 4 & 0x08080808) | (odd_tops & 0x80808080);
 }
 
+/* Every element is below 7 scales. */
+__device__ __forceinline__ uint32_t encode_e2m1(const uint4 &words, const group_scale &scale) {
+  uint32_t first = __byte_perm(e2m1_of_word(words.x, scale.factor), e2m1_of_word(words.y, scale.factor), 0x0040);
+  uint32_t second = __byte_perm(e2m1_of_word(words.z, scale.factor), e2m1_of_word(words.w, scale.factor), 0x0040);
+  return e2m1_with_signs(__byte_perm(first, second, 0x5410), words);
+}
+
+/* The same under a power of two, where products are exact in BF16: small_float's way with two elements a word. The
+ * shifter's exponent comes from the element's and the factor's, as signed numbers: what is tiny goes to the smallest.
+ * A shifter is 2^(e + 6), e >= 0, and 6 units: sum and shifter >> 6 have 6 + code - 2e and 10 + 2e in their low
+ * nibbles, and nothing carries from the low half into the high one. */
+struct e2m1_factor {
+  uint32_t pair;   /* twice in BF16 */
+  uint32_t to_add; /* to an element's exponent: the shifter's */
+};
+__device__ __forceinline__ e2m1_factor e2m1_factor_of(const group_scale &scale) {
+  constexpr uint32_t exponent_bias = 127u << 7;
+  uint32_t high = __float_as_uint(scale.factor) >> 16;
+  uint32_t to_add = high - exponent_bias + (6u << 7) + 6;
+  return e2m1_factor{__byte_perm(high, 0, 0x1010), __byte_perm(to_add, 0, 0x1010)};
+}
+/* Codes of both elements in the low nibbles of the halves, magnitudes only; the rest is noise. */
+__device__ __forceinline__ uint32_t e2m1_of_pair(uint32_t word, const e2m1_factor &factor) {
+  constexpr uint32_t smallest = 0x42864286; /* 2^6 and 6 units */
+  uint32_t shifter = __viaddmax_s16x2(word & 0x7F807F80, factor.to_add, smallest);
+  return bf16_pair_multiply_add(word & bf16_pair_magnitude, factor.pair, shifter) + (shifter >> 6);
+}
+__device__ __forceinline__ uint32_t encode_e2m1_ue8m0(const uint4 &words, const group_scale &scale) {
+  e2m1_factor factor = e2m1_factor_of(scale);
+  uint32_t first = __byte_perm(e2m1_of_pair(words.x, factor), e2m1_of_pair(words.y, factor), 0x6420);
+  uint32_t second = __byte_perm(e2m1_of_pair(words.z, factor), e2m1_of_pair(words.w, factor), 0x6420);
+  uint32_t even = __byte_perm(first, second, 0x6420);
+  uint32_t odd = __byte_perm(first, second, 0x7531);
+  return e2m1_with_signs((even & 0x0F0F0F0F) | (odd << 4 & 0xF0F0F0F0), words);
+}
+
 /* Codes of a chunk in the format's own type. */
 template <class format>
 __device__ __forceinline__ typename format::codes encode(const uint4 &words, const group_scale &scale) {
-  if constexpr (format::fp4) {
+  if constexpr (format::fp4 && format::scale == KVP_SCALE_UE8M0) {
+    return encode_e2m1_ue8m0(words, scale);
+  } else if constexpr (format::fp4) {
     return encode_e2m1(words, scale);
   } else {
     return encode_e4m3(words, scale);

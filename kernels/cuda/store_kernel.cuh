@@ -18,11 +18,9 @@
 namespace kvp {
 
 /* How a kernel is built for speed; results don't depend on it. */
-template <int passes_, int threads_, load_hint load_, store_hint store_> struct store_tuning {
+template <int passes_, int threads_> struct store_tuning {
   static constexpr int passes = passes_;
   static constexpr int threads = threads_;
-  static constexpr load_hint load = load_;
-  static constexpr store_hint store = store_;
 };
 
 struct store_tally {
@@ -41,13 +39,21 @@ struct slot_place {
 constexpr int64_t place_skipped = -1; /* slot -1: no record, but a cast-back row */
 constexpr int64_t place_nothing = -2; /* refused, or past the last row */
 
-/* Reads and checks the slot of `row`; only lanes with a row ask. Slots out of range are refused even in an array that
- * was checked: that costs nothing. */
+/* Lane l reads the slot of row first + l, where that is one of the `remaining`. */
+__device__ __forceinline__ int32_t read_slot(const store_args &args, uint64_t first, uint32_t remaining) {
+  const uint32_t lane = lane_index();
+  return lane < remaining ? read_once(&args.slots[first + lane]) : -1;
+}
+
+/* Checks the lane's slot, if it has a row. Slots out of range are refused even in an array that was checked: that
+ * costs nothing. */
 template <bool checked>
-__device__ __forceinline__ slot_place place_slot(const store_args &args, uint64_t row, uint32_t data_step,
-                                                 store_tally &tally) {
+__device__ __forceinline__ slot_place place_slot(const store_args &args, int32_t slot, uint32_t remaining,
+                                                 uint32_t data_step, store_tally &tally) {
   slot_place place = {place_nothing, 0};
-  int32_t slot = read_once(&args.slots[row]);
+  if ((uint32_t)lane_index() >= remaining) {
+    return place;
+  }
   if (slot == -1) {
     place.data = place_skipped;
     tally.skipped += !checked;
@@ -97,7 +103,7 @@ __device__ __forceinline__ void read_rows(const store_args &args, uint64_t first
     }
 #pragma unroll
     for (int chunk = 0; chunk < format::chunks; chunk++) {
-      batch.words[pass][chunk] = load_16_bytes<tuning::load>(from + chunk * format::lanes_per_row * 16);
+      batch.words[pass][chunk] = load_16_bytes(from + chunk * format::lanes_per_row * 16);
     }
   }
 }
@@ -161,30 +167,93 @@ __device__ __forceinline__ void take_special(store_batch<format, tuning> &batch,
   }
 }
 
-/* Scales of a row: lane i of a group's lanes stores that of chunk i, all of them at once. */
+/* Scales of a main cache's row: lane i of a group's lanes stores that of chunk i, all of them at once. */
 template <class format>
 __device__ __forceinline__ void write_scales(uint8_t *to, const uint32_t (&scales)[format::chunks], int row_lane) {
   int chunk = row_lane % format::lanes_per_group;
-  if (format::scale == KVP_SCALE_F32) {
-    if (chunk == 0) {
-      store_4_bytes<store_hint::plain>(to, scales[0]);
-    }
-  } else if (chunk < format::chunks) {
+  if (chunk < format::chunks) {
     store_byte(to + format::group_of(row_lane, chunk), chunk == 0 ? scales[0] : scales[format::chunks - 1]);
   }
 }
 
-template <class tuning> __device__ __forceinline__ void write_codes(uint8_t *to, uint2 codes) {
-  store_8_bytes<tuning::store>(to, codes);
-}
-template <class tuning> __device__ __forceinline__ void write_codes(uint8_t *to, uint32_t codes) {
-  store_4_bytes<tuning::store>(to, codes);
+/* Scales of an index cache's rows are 4 bytes each; here lane l gets those of row l, so that all are one store. */
+template <class format, class tuning> struct row_scales {
+  static constexpr int passes = tuning::passes;
+  uint32_t of_pass[passes];
+
+  __device__ __forceinline__ uint32_t of_row(uint32_t row) const {
+    if constexpr (format::scale == KVP_SCALE_F32) {
+      return of_row_f32(row);
+    } else {
+      return of_row_bytes(row);
+    }
+  }
+
+private:
+  static constexpr int rows_per_pass = format::rows_per_pass;
+  static constexpr int lanes_per_row = format::lanes_per_row;
+
+  /* Lane p of a row offers that of pass p. */
+  __device__ __forceinline__ uint32_t of_row_f32(uint32_t row) const {
+    static_assert(passes <= lanes_per_row, "a lane for every pass");
+    uint32_t offered = of_pass[0];
+#pragma unroll
+    for (int pass = 1; pass < passes; pass++) {
+      offered = lane_index() % lanes_per_row == pass ? of_pass[pass] : offered;
+    }
+    return from_lane(offered, (int)(row % rows_per_pass * lanes_per_row + row / rows_per_pass % passes));
+  }
+
+  /* Four passes at a time: the bytes of four groups and four passes change places. */
+  __device__ __forceinline__ uint32_t of_row_bytes(uint32_t row) const {
+    constexpr int distance = format::lanes_per_group;
+    static_assert(format::scales_per_row == 4 && format::chunks == 1, "four groups side by side");
+    uint32_t result = 0;
+#pragma unroll
+    for (int first = 0; first < passes; first += 4) {
+      uint32_t scales = of_pass[first] & 0xFF;
+#pragma unroll
+      for (int pass = 1; pass < 4 && first + pass < passes; pass++) {
+        scales = __byte_perm(scales, of_pass[first + pass], pass == 1 ? 0x3240 : pass == 2 ? 0x3410 : 0x4210);
+      }
+      uint32_t group = lane_index() % lanes_per_row / distance;
+      uint32_t other = __shfl_xor_sync(full_warp, scales, distance);
+      scales = __byte_perm(scales, other, group % 2 == 0 ? 0x6240 : 0x3715);
+      other = __shfl_xor_sync(full_warp, scales, 2 * distance);
+      scales = __byte_perm(scales, other, group < 2 ? 0x5410 : 0x3276);
+      uint32_t pass = row / rows_per_pass;
+      scales = from_lane(scales, (int)(row % rows_per_pass * lanes_per_row + pass % 4 * distance));
+      result = pass / 4 == (uint32_t)first / 4 ? scales : result;
+    }
+    return result;
+  }
+};
+
+/* Lane l stores those of row l, where it has a record; rows of the batch begin at lane `first_lane`. Whole warp. */
+template <class format, class tuning>
+__device__ __forceinline__ void write_row_scales(const store_args &args, const row_scales<format, tuning> &scales,
+                                                 const slot_place &own, uint32_t first_lane) {
+  constexpr uint32_t rows = tuning::passes * format::rows_per_pass;
+  uint32_t row = lane_index() - first_lane;
+  uint32_t of_row = scales.of_row(row);
+  if (row < rows && own.data >= 0) {
+    uint64_t back = (uint64_t)own.offset * (format::data_step - format::scale_step);
+    store_4_bytes(args.layer.base + own.data + args.layer.scales_begin_bytes - back, of_row);
+  }
 }
 
-/* One pass: quantizes, writes the record where there is one, and its cast-back where that is asked for. */
+__device__ __forceinline__ void write_codes(uint8_t *to, uint2 codes) {
+  store_8_bytes(to, codes);
+}
+__device__ __forceinline__ void write_codes(uint8_t *to, uint32_t codes) {
+  store_4_bytes(to, codes);
+}
+
+/* One pass: quantizes, writes the record where there is one, and its cast-back where that is asked for. Yields the
+ * scale of the lane's first chunk. */
 template <class format, class tuning, bool cast_back, bool special>
-__device__ __forceinline__ void finish_pass(const store_args &args, const store_batch<format, tuning> &batch,
-                                            int pass, const slot_place &place, uint64_t row, int row_lane) {
+__device__ __forceinline__ uint32_t finish_pass(const store_args &args, const store_batch<format, tuning> &batch,
+                                                int pass, int64_t place, uint64_t row, int row_lane) {
   uint32_t scales[format::chunks];
   typename format::codes codes[format::chunks];
 #pragma unroll
@@ -202,35 +271,26 @@ __device__ __forceinline__ void finish_pass(const store_args &args, const store_
       }
     }
   }
-  if (place.data >= 0) {
-    uint8_t *data = args.layer.base + place.data;
-    uint8_t *scales_to = data + format::data_bytes;
-    if constexpr (!format::main_cache) {
-      scales_to =
-          data + args.layer.scales_begin_bytes - (uint64_t)place.offset * (format::data_step - format::scale_step);
-    }
-    data += row_lane * format::code_bytes;
+  if (place >= 0) {
+    uint8_t *data = args.layer.base + place;
 #pragma unroll
     for (int chunk = 0; chunk < format::chunks; chunk++) {
-      write_codes<tuning>(data + chunk * format::lanes_per_row * format::code_bytes, codes[chunk]);
+      write_codes(data + (chunk * format::lanes_per_row + row_lane) * format::code_bytes, codes[chunk]);
     }
-    write_scales<format>(scales_to, scales, row_lane);
+    if constexpr (format::main_cache) {
+      write_scales<format>(data + format::data_bytes, scales, row_lane);
+    }
   }
   if constexpr (cast_back) {
-    if (place.data != place_nothing) {
+    if (place != place_nothing) {
       uint8_t *back = args.cast_back.base + row * args.cast_back.stride_bytes + row_lane * 16;
 #pragma unroll
       for (int chunk = 0; chunk < format::chunks; chunk++) {
-        store_16_bytes<tuning::store>(back + chunk * format::lanes_per_row * 16,
-                                      decode<format>(codes[chunk], scales[chunk]));
+        store_16_bytes(back + chunk * format::lanes_per_row * 16, decode<format>(codes[chunk], scales[chunk]));
       }
     }
   }
-}
-
-/* What the lane that looked up a row's slot found. */
-template <class format> __device__ __forceinline__ slot_place place_from_lane(const slot_place &own, int lane) {
-  return slot_place{from_lane(own.data, lane), format::main_cache ? 0 : from_lane(own.offset, lane)};
+  return scales[0];
 }
 
 /* All rows of the warp once more, row by row: rare. */
@@ -238,16 +298,21 @@ template <class format, class tuning, bool cast_back>
 __device__ __forceinline__ void store_special_rows(const store_args &args, uint64_t first, uint32_t remaining,
                                                    const slot_place &own, int row_lane, int row_of_pass,
                                                    store_tally &tally) {
-  using single = store_tuning<1, tuning::threads, tuning::load, tuning::store>;
+  using single = store_tuning<1, tuning::threads>;
 #pragma unroll 1
   for (uint32_t done = 0; done < remaining; done += format::rows_per_pass) {
     store_batch<format, single> batch;
+    row_scales<format, single> scales;
     read_rows(args, first + done, remaining - done, row_lane, row_of_pass, batch);
-    slot_place place = place_from_lane<format>(own, (int)done + row_of_pass);
+    int64_t place = from_lane(own.data, (int)done + row_of_pass);
     (void)find_maxima<false>(batch);
-    bool counts = place.data >= 0 || (cast_back && place.data == place_skipped);
+    bool counts = place >= 0 || (cast_back && place == place_skipped);
     take_special(batch, counts, row_lane, row_of_pass, tally);
-    finish_pass<format, single, cast_back, true>(args, batch, 0, place, first + done + row_of_pass, row_lane);
+    scales.of_pass[0] =
+        finish_pass<format, single, cast_back, true>(args, batch, 0, place, first + done + row_of_pass, row_lane);
+    if constexpr (!format::main_cache) {
+      write_row_scales(args, scales, own, done);
+    }
   }
 }
 
@@ -260,11 +325,11 @@ __device__ __forceinline__ void store_rows(const store_args &args, uint64_t firs
   uint64_t rows_left = args.row_count - first;
   uint32_t remaining = rows_left < batch_type::rows ? (uint32_t)rows_left : batch_type::rows;
   batch_type batch;
+  row_scales<format, tuning> scales;
+  int32_t slot = read_slot(args, first, remaining);
   read_rows(args, first, remaining, row_lane, row_of_pass, batch);
-  slot_place own = {place_nothing, 0};
-  if ((uint32_t)lane < remaining) {
-    own = place_slot<checked>(args, first + lane, format::data_step, tally);
-  }
+  counts_begin(args.counts, first == 0);
+  slot_place own = place_slot<checked>(args, slot, remaining, format::data_step, tally);
   if (__any_sync(full_warp, find_maxima<false>(batch))) {
     store_special_rows<format, tuning, cast_back>(args, first, remaining, own, row_lane, row_of_pass, tally);
     return;
@@ -272,8 +337,12 @@ __device__ __forceinline__ void store_rows(const store_args &args, uint64_t firs
 #pragma unroll
   for (int pass = 0; pass < tuning::passes; pass++) {
     int row = pass * format::rows_per_pass + row_of_pass;
-    slot_place place = place_from_lane<format>(own, row);
-    finish_pass<format, tuning, cast_back, false>(args, batch, pass, place, first + row, row_lane);
+    int64_t place = from_lane(own.data, row);
+    scales.of_pass[pass] =
+        finish_pass<format, tuning, cast_back, false>(args, batch, pass, place, first + row, row_lane);
+  }
+  if constexpr (!format::main_cache) {
+    write_row_scales(args, scales, own, 0);
   }
 }
 
@@ -294,7 +363,6 @@ __device__ __forceinline__ void store_tally_add(const store_tally &tally, kvp_cu
 template <class format, class tuning, bool checked, bool cast_back>
 __global__ void __launch_bounds__(tuning::threads) store_kernel(const __grid_constant__ store_args args) {
   constexpr int rows = store_batch<format, tuning>::rows;
-  counts_begin(args.counts);
   store_tally tally = {};
   for (uint64_t first = warp_index() * rows; first < args.row_count; first += warp_count() * rows) {
     store_rows<format, tuning, checked, cast_back>(args, first, tally);

@@ -1,5 +1,6 @@
 /* CUDA store and load against cudaMemcpyAsync of the same bytes (read + written), and small launches against a kernel
- * that does nothing; all of it cold and interleaved in one run. See kernel_bench.h.
+ * that does nothing; all of it cold and interleaved in one run. See kernel_bench.h. Variants are held against the
+ * default kernel's output first; exit 1: one differs.
  *
  *   bench_kernels [--quick] [--format NAME] [--variants]
  */
@@ -49,7 +50,7 @@ static void usage(FILE *to) {
   (void)fprintf(to, "usage: bench_kernels [--quick] [--format NAME] [--variants]\n"
                     "  --quick        256, 65536 and 1048576 rows, blocks of 64\n"
                     "  --format NAME  only this record format\n"
-                    "  --variants     instead: ways to build the v41 and v41_fp4 kernels, 1048576 rows\n");
+                    "  --variants     instead: ways to build the kernels beside each other, best first\n");
 }
 
 static void note_summary(const struct kernel_case *bench_case, int op, double us, double copy_us, double floor_us) {
@@ -164,38 +165,74 @@ static cudaError_t launch_variant(const struct kernel_bench *bench, const struct
                                 : variant->load(&bench_case->load[set], bench->counts, bench->stream);
 }
 
-/* All variants of one format and op beside each other. */
-static void run_variants_of(const struct kernel_bench *bench, const struct kvp_format *format, int op) {
-  static struct kernel_case bench_case;
-  struct kernel_action actions[kernel_bench_actions_max];
+static int compare_actions(const void *a, const void *b) {
+  double left = ((const struct kernel_action *)a)->median_us;
+  double right = ((const struct kernel_action *)b)->median_us;
+  return (left > right) - (left < right);
+}
+
+/* The copy, the default kernel, and every variant that does what that one does; how many. Others count as wrong. */
+static uint32_t take_variants(const struct kernel_bench *bench, const struct kernel_case *bench_case, int op,
+                              struct kernel_action *actions, uint32_t *wrong) {
   uint32_t count = 0;
-  kernel_case_init(bench, format, kernel_bench_rows_max, summary_block, &bench_case);
-  uint64_t *bytes = op == OP_STORE ? &bench_case.store_bytes : &bench_case.load_bytes;
-  actions[count++] = (struct kernel_action){.launch = kernel_action_copy, .context = bytes};
+  uint64_t expected = 0;
+  actions[count++] = (struct kernel_action){
+      .launch = kernel_action_copy, .context = op == OP_STORE ? &bench_case->store_bytes : &bench_case->load_bytes};
+  actions[count++] = (struct kernel_action){.launch = op == OP_STORE ? kernel_action_store : kernel_action_load};
+  (void)kernel_bench_output(bench, bench_case, &actions[1], op == OP_STORE, &expected);
   const struct kernel_variant *variant;
   for (uint32_t i = 0; (variant = kernel_variant_get(i)) != NULL && count < kernel_bench_actions_max; i++) {
-    if (variant->format == format->id && (variant->store != NULL) == (op == OP_STORE)) {
-      actions[count++] = (struct kernel_action){.launch = launch_variant, .context = variant};
+    if (variant->format != bench_case->format->id || (variant->store != NULL) != (op == OP_STORE)) {
+      continue;
     }
+    struct kernel_action action = {.launch = launch_variant, .context = variant};
+    uint64_t found = 0;
+    if (!kernel_bench_output(bench, bench_case, &action, op == OP_STORE, &found)) {
+      continue;
+    }
+    if (found != expected) {
+      printf("WRONG OUTPUT: %s %s: %s\n", bench_case->format->name, op_names[op], variant->text);
+      *wrong += 1;
+      continue;
+    }
+    actions[count++] = action;
   }
+  return count;
+}
+
+/* All variants of one format and op beside each other. */
+static void run_variants_of(const struct kernel_bench *bench, const struct kvp_format *format, int op, uint64_t rows,
+                            uint32_t *wrong) {
+  static struct kernel_case bench_case;
+  struct kernel_action actions[kernel_bench_actions_max];
+  kernel_case_init(bench, format, rows, summary_block, &bench_case);
+  uint32_t count = take_variants(bench, &bench_case, op, actions, wrong);
   kernel_bench_time(bench, &bench_case, actions, count, repeats);
-  printf("\n%s %s, %d rows, blocks of %d: memcpy %.2f us\n", format->name, op_names[op], kernel_bench_rows_max,
-         summary_block, actions[0].median_us);
+  uint64_t bytes = op == OP_STORE ? bench_case.store_bytes : bench_case.load_bytes;
+  double copy_us = actions[0].median_us;
+  printf("\n%s %s, %llu rows, blocks of %d: memcpy %.2f us\n", format->name, op_names[op], (unsigned long long)rows,
+         summary_block, copy_us);
+  qsort(&actions[1], count - 1, sizeof(actions[0]), compare_actions);
   for (uint32_t i = 1; i < count; i++) {
-    variant = actions[i].context;
-    printf("%10.2f us %8.1f GB/s  ratio %.3f  %s\n", actions[i].median_us,
-           (double)*bytes / actions[i].median_us / 1e3, actions[0].median_us / actions[i].median_us, variant->text);
+    const struct kernel_variant *variant = actions[i].context;
+    printf("%6.3f %9.2f us %8.1f GB/s  %s\n", copy_us / actions[i].median_us, actions[i].median_us,
+           (double)bytes / actions[i].median_us / 1e3, variant == NULL ? "the default" : variant->text);
   }
 }
 
-static void run_variants(const struct kernel_bench *bench, const struct options *options) {
-  static const enum kvp_format_id formats[] = {KVP_FORMAT_V41, KVP_FORMAT_V41_FP4};
+/* How many variants are wrong. */
+static uint32_t run_variants(const struct kernel_bench *bench, const struct options *options) {
+  static const enum kvp_format_id formats[] = {KVP_FORMAT_V41, KVP_FORMAT_V41_FP4, KVP_FORMAT_BF16,
+                                               KVP_FORMAT_INDEX_FP4, KVP_FORMAT_INDEX_FP8_F32};
+  uint32_t wrong = 0;
   for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
     const struct kvp_format *format = kvp_format_get(formats[i]);
-    for (int op = 0; op < op_count && format_is_wanted(options, format); op++) {
-      run_variants_of(bench, format, op);
+    for (int op = op_count - 1; op >= 0 && format_is_wanted(options, format); op--) {
+      run_variants_of(bench, format, op, kernel_bench_rows_max, &wrong);
+      run_variants_of(bench, format, op, summary_rows, &wrong);
     }
   }
+  return wrong;
 }
 
 /* False: not understood. */
@@ -228,12 +265,13 @@ int main(int argc, char **argv) {
   static struct kernel_bench bench;
   (void)setvbuf(stdout, NULL, _IOLBF, 0);
   kernel_bench_init(&bench);
+  uint32_t wrong = 0;
   if (options.variants) {
-    run_variants(&bench, &options);
+    wrong = run_variants(&bench, &options);
   } else {
     run_all(&bench, &options);
     print_summary(&options);
   }
   kernel_bench_deinit(&bench);
-  return 0;
+  return wrong == 0 ? 0 : 1;
 }

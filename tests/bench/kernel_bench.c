@@ -52,6 +52,7 @@ void kernel_bench_init(struct kernel_bench *bench) {
   bench->other_bytes = 4 * (uint64_t)bench->device.l2CacheSize;
   bench->other = allocate(bench->other_bytes);
   bench->counts = allocate(sizeof(struct kvp_cuda_counts));
+  bench->sum = allocate(sizeof(uint64_t));
   KERNEL_BENCH_CHECK(cudaMemset(bench->counts, 0, sizeof(struct kvp_cuda_counts)));
   KERNEL_BENCH_CHECK(cudaMemset(bench->other, 1, bench->other_bytes));
   KERNEL_BENCH_CHECK(kernel_bench_fill_rows(bench->source, rows_bytes / 2, bench->stream));
@@ -67,6 +68,7 @@ void kernel_bench_deinit(struct kernel_bench *bench) {
   KERNEL_BENCH_CHECK(cudaFree(bench->segments));
   KERNEL_BENCH_CHECK(cudaFree(bench->other));
   KERNEL_BENCH_CHECK(cudaFree(bench->counts));
+  KERNEL_BENCH_CHECK(cudaFree(bench->sum));
   KERNEL_BENCH_CHECK(cudaEventDestroy(bench->begin));
   KERNEL_BENCH_CHECK(cudaEventDestroy(bench->end));
   KERNEL_BENCH_CHECK(cudaStreamDestroy(bench->stream));
@@ -98,6 +100,45 @@ cudaError_t kernel_action_empty(const struct kernel_bench *bench, const struct k
   (void)set;
   (void)context;
   return kvp_cuda_empty_launch(NULL, bench->stream);
+}
+
+static void add_output(const struct kernel_bench *bench, uint8_t *memory, uint64_t bytes, bool fill) {
+  const int other = 0x5A;
+  if (fill) {
+    KERNEL_BENCH_CHECK(cudaMemsetAsync(memory, other, bytes, bench->stream));
+  } else {
+    KERNEL_BENCH_CHECK(kernel_bench_checksum(memory, bytes, bench->sum, bench->stream));
+  }
+}
+
+/* Fills the output of all sets with something else, or adds it to the sum. */
+static void each_output(const struct kernel_bench *bench, const struct kernel_case *bench_case, bool records,
+                        bool fill) {
+  const struct kvp_geometry *geometry = &bench_case->geometry;
+  uint64_t rows = bench_case->set_count * bench_case->rows;
+  if (records) {
+    add_output(bench, bench->region, geometry->num_blocks * geometry->block_stride_bytes, fill);
+  } else {
+    add_output(bench, bench->out, rows * geometry->sizes.loaded_row_bytes, fill);
+    add_output(bench, bench->scales, rows * geometry->sizes.loaded_scale_bytes, fill);
+  }
+}
+
+bool kernel_bench_output(const struct kernel_bench *bench, const struct kernel_case *bench_case,
+                         const struct kernel_action *action, bool records, uint64_t *out) {
+  each_output(bench, bench_case, records, true);
+  for (uint32_t set = 0; set < bench_case->set_count; set++) {
+    cudaError_t error = action->launch(bench, bench_case, set, action->context);
+    if (error == cudaErrorNotSupported) {
+      return false;
+    }
+    KERNEL_BENCH_CHECK(error);
+  }
+  KERNEL_BENCH_CHECK(cudaMemsetAsync(bench->sum, 0, sizeof(uint64_t), bench->stream));
+  each_output(bench, bench_case, records, false);
+  KERNEL_BENCH_CHECK(cudaMemcpyAsync(out, bench->sum, sizeof(uint64_t), cudaMemcpyDeviceToHost, bench->stream));
+  KERNEL_BENCH_CHECK(cudaStreamSynchronize(bench->stream));
+  return true;
 }
 
 static int compare_doubles(const void *a, const void *b) {

@@ -8,12 +8,13 @@
 #define KVPOOL_TESTS_BENCH_KERNEL_BENCH_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
 
-enum { kernel_bench_rows_max = 1 << 20, kernel_bench_sets_max = 50, kernel_bench_actions_max = 48 };
+enum { kernel_bench_rows_max = 1 << 20, kernel_bench_sets_max = 50, kernel_bench_actions_max = 64 };
 
 #define KERNEL_BENCH_CHECK(call) kernel_bench_check((call), #call, __FILE__, __LINE__)
 void kernel_bench_check(cudaError_t error, const char *call, const char *file, int line);
@@ -32,6 +33,7 @@ struct kernel_bench {
   uint8_t *other; /* read between runs */
   uint64_t other_bytes;
   struct kvp_cuda_counts *counts;
+  uint64_t *sum;
 };
 
 /* Prints the device; exits when there is none. */
@@ -71,6 +73,11 @@ cudaError_t kernel_action_copy(const struct kernel_bench *bench, const struct ke
                                const void *context);
 cudaError_t kernel_action_empty(const struct kernel_bench *bench, const struct kernel_case *bench_case, uint32_t set,
                                 const void *context);
+
+/* What an action makes of the case, whatever was there before: a checksum of all its output, records or rows. False:
+ * the device can't run it. */
+bool kernel_bench_output(const struct kernel_bench *bench, const struct kernel_case *bench_case,
+                         const struct kernel_action *action, bool records, uint64_t *out);
 
 /* GPU time, actions interleaved: small ones as graphs of all their sets. */
 void kernel_bench_time(const struct kernel_bench *bench, const struct kernel_case *bench_case,

@@ -1,4 +1,4 @@
-/* Device code of the kernel benchmarks, and the ways to build the v41 and v41_fp4 kernels that --variants compares. */
+/* Device code of the kernel benchmarks, and the ways to build kernels that --variants compares. */
 #ifndef KVPOOL_TESTS_BENCH_KERNEL_BENCH_DEVICE_H
 #define KVPOOL_TESTS_BENCH_KERNEL_BENCH_DEVICE_H
 
@@ -17,9 +17,13 @@ cudaError_t kernel_bench_fill_rows(uint8_t *rows, uint64_t elements, cudaStream_
 /* Reads memory and forgets it. */
 cudaError_t kernel_bench_read(const uint8_t *memory, uint64_t bytes, cudaStream_t stream);
 
+/* Adds to *sum, in device memory, a number that depends on every word and its place. */
+cudaError_t kernel_bench_checksum(const uint8_t *memory, uint64_t bytes, uint64_t *sum, cudaStream_t stream);
+
 struct kvp_cuda_counts;
 
-/* One build of a kernel; only one of the launchers is there. Blocks divide the segments of a load evenly. */
+/* One build of a kernel; only one of the launchers is there, and it yields cudaErrorNotSupported where the device
+ * can't run the kernel. Arrays count as checked; segments of a load are of one length. */
 struct kernel_variant {
   const char *text;
   enum kvp_format_id format;

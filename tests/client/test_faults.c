@@ -1,4 +1,5 @@
 /* What libkvpool says and does when the other side dies, hangs, comes back, or misbehaves. */
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -232,7 +233,7 @@ static void test_timeouts(void **state) {
   recorder_init(&scene.recorder);
   scene_connect(10000);
   kvpool_client_destroy(scene.client);
-  scene_connect(300);
+  scene_connect(1000);
   kvpool_client *patient = scene.client;
   scene_open_session();
   process_signal(&scene.process, SIGSTOP);
@@ -240,22 +241,23 @@ static void test_timeouts(void **state) {
   kvpool_session *session;
   kvpool_client *client;
   uint8_t bytes[row_bytes] = {0};
-  assert_fails(kvpool_server_info_get(patient, &info, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
-  assert_fails(kvpool_session_open(patient, NULL, &session, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
-  assert_fails(kvpool_buffer_write(scene.buffer, 0, bytes, sizeof bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
-  assert_fails(kvpool_buffer_read(scene.buffer, 0, bytes, sizeof bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
-  assert_fails(kvpool_step_run(scene.step, NULL, 0, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+  assert_fails(kvpool_server_info_get(patient, &info, &error), KVPOOL_DEADLINE_EXCEEDED, "1000 ms");
+  assert_fails(kvpool_session_open(patient, NULL, &session, &error), KVPOOL_DEADLINE_EXCEEDED, "1000 ms");
+  assert_fails(kvpool_buffer_write(scene.buffer, 0, bytes, sizeof bytes, &error), KVPOOL_DEADLINE_EXCEEDED,
+               "1000 ms");
+  assert_fails(kvpool_buffer_read(scene.buffer, 0, bytes, sizeof bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "1000 ms");
+  assert_fails(kvpool_step_run(scene.step, NULL, 0, &error), KVPOOL_DEADLINE_EXCEEDED, "1000 ms");
   const kvpool_layer layer = {.pool = scene.pool, .region = 2, .layer = 0};
   const int32_t segment[] = {scene.block, 0, 1, 0};
   assert_fails(kvpool_rows_load(scene.session, &layer, segment, 1, 1, bytes, NULL, NULL, &error),
-               KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+               KVPOOL_DEADLINE_EXCEEDED, "1000 ms");
   assert_fails(kvpool_rows_store(scene.session, &layer, bytes, 1, row_bytes, &(int32_t){-1}, 1, NULL, &error),
-               KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+               KVPOOL_DEADLINE_EXCEEDED, "1000 ms");
   assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
   assert_fails(kvpool_queue_wait(scene.queue, &error), KVPOOL_DEADLINE_EXCEEDED, "1 steps");
-  const kvpool_connect_options options = {.size_bytes = sizeof options, .timeout_ms = 300};
+  const kvpool_connect_options options = {.size_bytes = sizeof options, .timeout_ms = 1000};
   assert_fails(kvpool_client_connect(scene.process.socket, &options, &client, &error), KVPOOL_DEADLINE_EXCEEDED,
-               "300 ms");
+               "1000 ms");
   process_signal(&scene.process, SIGCONT);
   assert_true(eventually(server_answers, patient));
   while (kvpool_queue_wait(scene.queue, &error) == KVPOOL_DEADLINE_EXCEEDED) {
@@ -336,14 +338,14 @@ static void test_closing_while_data_is_on_its_way(void **state) {
   (void)state;
   enum { bytes = 64 << 20 };
   recorder_init(&scene.recorder);
-  scene_connect(300);
+  scene_connect(3000);
   scene_open_session();
   kvpool_buffer *buffer;
   assert_ok(kvpool_buffer_create(scene.session, NULL, bytes, &buffer, &error));
   uint8_t *data = calloc(1, bytes);
   assert_non_null(data);
   process_signal(&scene.process, SIGSTOP);
-  assert_fails(kvpool_buffer_write(buffer, 0, data, bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+  assert_fails(kvpool_buffer_write(buffer, 0, data, bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "3000 ms");
   assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
   (void)kvpool_buffer_release(buffer, NULL);
   scene_close_session(); /* each of these returns */
@@ -361,14 +363,14 @@ static void test_destroying_while_data_is_on_its_way(void **state) {
   (void)state;
   enum { bytes = 64 << 20 };
   recorder_init(&scene.recorder);
-  scene_connect(300);
+  scene_connect(3000);
   scene_open_session();
   kvpool_buffer *buffer;
   assert_ok(kvpool_buffer_create(scene.session, NULL, bytes, &buffer, &error));
   uint8_t *data = calloc(1, bytes);
   assert_non_null(data);
   process_signal(&scene.process, SIGSTOP);
-  assert_fails(kvpool_buffer_write(buffer, 0, data, bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "300 ms");
+  assert_fails(kvpool_buffer_write(buffer, 0, data, bytes, &error), KVPOOL_DEADLINE_EXCEEDED, "3000 ms");
   assert_ok(kvpool_queue_submit(scene.queue, scene.step, NULL, &error));
   kvpool_client_destroy(scene.client);
   scene.client = NULL;
@@ -410,12 +412,19 @@ static void test_listener_gone_while_connecting(void **state) {
   pthread_t thread;
   assert_int_equal(pthread_create(&thread, NULL, ask, &told), 0);
   int first = accept(listener, NULL, NULL); /* the library's own look */
-  int second = accept(listener, NULL, NULL);
-  assert_true(first >= 0 && second >= 0);
+  assert_true(first >= 0);
+  struct pollfd connecting = {.fd = listener, .events = POLLIN};
+  bool has_ended = false;
+  while (!has_ended && poll(&connecting, 1, 50) == 0) {
+    has_ended = pthread_tryjoin_np(thread, NULL) == 0; /* gRPC may tell of the daemon before, without another look */
+  }
+  int second = has_ended ? -1 : accept(listener, NULL, NULL);
   assert_int_equal(close(listener), 0);
   assert_int_equal(close(first), 0);
-  assert_int_equal(close(second), 0);
-  assert_int_equal(pthread_join(thread, NULL), 0);
+  if (!has_ended) {
+    assert_int_equal(close(second), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+  }
   assert_int_equal(told.status, KVPOOL_DISCONNECTED);
 }
 

@@ -118,6 +118,8 @@ def test_get_writes_to_what_is_no_file(tool, target, tmp_path):
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 def test_get_to_standard_output_says_nothing_else_there(tool, target, tmp_path, name):
+    if name != "-" and not os.path.islink(name):
+        pytest.skip(f"{name} is no link to a process's own output here")
     command = tool.command("get", target, name, *SLOTS)
     piped = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS_MAX, env=environment())
     assert len(piped.stdout) == SLOTS_BYTES
