@@ -41,13 +41,13 @@ __device__ __forceinline__ void copy_vectors(const uint8_t *from, uint8_t *to, u
 #pragma unroll
     for (int i = 0; i < blocks_vectors; i++) {
       uint64_t vector = first + i * blocks_threads;
-      words[i] = load_16_bytes<load_hint::plain>(from + (vector < end ? vector : first) * vector_bytes);
+      words[i] = load_16_bytes(from + (vector < end ? vector : first) * vector_bytes);
     }
 #pragma unroll
     for (int i = 0; i < blocks_vectors; i++) {
       uint64_t vector = first + i * blocks_threads;
       if (vector < end) {
-        store_16_bytes<store_hint::plain>(to + vector * vector_bytes, words[i]);
+        store_16_bytes(to + vector * vector_bytes, words[i]);
       }
     }
   }
@@ -55,7 +55,7 @@ __device__ __forceinline__ void copy_vectors(const uint8_t *from, uint8_t *to, u
 
 __device__ __forceinline__ void zero_vectors(uint8_t *to, uint64_t begin, uint64_t end) {
   for (uint64_t vector = begin + threadIdx.x; vector < end; vector += blocks_threads) {
-    store_16_bytes<store_hint::plain>(to + vector * vector_bytes, make_uint4(0, 0, 0, 0));
+    store_16_bytes(to + vector * vector_bytes, make_uint4(0, 0, 0, 0));
   }
 }
 

@@ -228,8 +228,8 @@ template <class format> struct near_rope {
       uint32_t at = (uint32_t)(c * format::lanes_per_row + row_lane) * chunk_elements - args.rope_offset;
       rotates[c] = wanted && at < args.rotary_dims;
       if (rotates[c]) { /* half as many pairs, 4 bytes each */
-        cosines[c] = load_16_bytes<load_hint::plain>(angles + at * 2);
-        sines[c] = load_16_bytes<load_hint::plain>(angles + (args.rotary_dims + at) * 2);
+        cosines[c] = load_16_bytes(angles + at * 2);
+        sines[c] = load_16_bytes(angles + (args.rotary_dims + at) * 2);
       }
     }
   }
@@ -305,7 +305,7 @@ template <class format> struct fused_lane {
   __device__ __forceinline__ void read(const uint8_t *row, uint4 (&words)[format::chunks]) const {
 #pragma unroll
     for (int c = 0; c < format::chunks; c++) {
-      words[c] = load_16_bytes<load_hint::plain>(row + (c * format::lanes_per_row + row_lane) * 16);
+      words[c] = load_16_bytes(row + (c * format::lanes_per_row + row_lane) * 16);
     }
   }
 };

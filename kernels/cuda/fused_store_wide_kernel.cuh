@@ -37,7 +37,7 @@ struct wide_row {
 
   __device__ __forceinline__ void read(const uint8_t *from) const {
     for (uint32_t i = threadIdx.x; i < elements / chunk_elements; i += blockDim.x) {
-      float_chunk chunk = float_chunk::from(load_16_bytes<load_hint::plain>(from + (uint64_t)i * 16));
+      float_chunk chunk = float_chunk::from(load_16_bytes(from + (uint64_t)i * 16));
 #pragma unroll
       for (int k = 0; k < chunk_elements; k++) {
         values[i * chunk_elements + k] = chunk.of[k];
@@ -120,10 +120,10 @@ struct wide_row {
       }
       uint4 words = chunk.rounded();
       if (record != nullptr) {
-        store_16_bytes<store_hint::plain>(record + (uint64_t)i * 16, words);
+        store_16_bytes(record + (uint64_t)i * 16, words);
       }
       if (back != nullptr) {
-        store_16_bytes<store_hint::plain>(back + (uint64_t)i * 16, words);
+        store_16_bytes(back + (uint64_t)i * 16, words);
       }
       nonfinite = nonfinite || words_nonfinite(words);
     }

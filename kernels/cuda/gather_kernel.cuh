@@ -98,7 +98,7 @@ __device__ __forceinline__ void store_gathered(const gather_args &args, uint64_t
     row.words[chunk] = make_uint4(0, 0, 0, 0);
     if (wanted && source != source_zeros) {
       const uint8_t *from = args.source.base + (uint64_t)source * args.source.stride_bytes;
-      row.words[chunk] = load_16_bytes<load_hint::plain>(from + (chunk * format::lanes_per_row + row_lane) * 16);
+      row.words[chunk] = load_16_bytes(from + (chunk * format::lanes_per_row + row_lane) * 16);
     }
   }
   row_codes<format> made = quantize_row(row, wanted, row_lane, row_of_warp, tally);
@@ -149,17 +149,17 @@ __device__ __forceinline__ bool copy_row_vectors(const copied_row &row, uint32_t
     for (int pass = 0; pass < gather_passes; pass++) {
       words[pass] = make_uint4(0, 0, 0, 0);
       if (row.from != nullptr && vector + pass * lanes < end) {
-        words[pass] = load_16_bytes<load_hint::plain>(row.from + (uint64_t)(vector + pass * lanes) * 16);
+        words[pass] = load_16_bytes(row.from + (uint64_t)(vector + pass * lanes) * 16);
       }
     }
 #pragma unroll
     for (int pass = 0; pass < gather_passes; pass++) {
       const uint64_t at = (uint64_t)(vector + pass * lanes) * 16;
       if (row.out != nullptr && vector + pass * lanes < end) {
-        store_16_bytes<store_hint::plain>(row.out + at, words[pass]);
+        store_16_bytes(row.out + at, words[pass]);
       }
       if (records && row.record != nullptr && vector + pass * lanes < end) {
-        store_16_bytes<store_hint::plain>(row.record + at, words[pass]);
+        store_16_bytes(row.record + at, words[pass]);
       }
       nonfinite = nonfinite || (records && words_nonfinite(words[pass]));
     }

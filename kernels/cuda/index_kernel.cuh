@@ -60,14 +60,14 @@ __device__ __forceinline__ int_group read_group(const int32_t *row, int64_t colu
 __device__ __forceinline__ void write_group(int32_t *row, int64_t column, int64_t end, const int_group &group) {
   int32_t *to = row + column;
   if (column >= 0 && column + index_group <= end) { /* groups of whole 16 bytes */
-    store_16_bytes<store_hint::plain>(to, make_uint4((uint32_t)group.value[0], (uint32_t)group.value[1],
-                                                     (uint32_t)group.value[2], (uint32_t)group.value[3]));
+    store_16_bytes(to, make_uint4((uint32_t)group.value[0], (uint32_t)group.value[1], (uint32_t)group.value[2],
+                                  (uint32_t)group.value[3]));
     return;
   }
 #pragma unroll
   for (int i = 0; i < index_group; i++) {
     if (column + i >= 0 && column + i < end) {
-      store_4_bytes<store_hint::plain>(to + i, (uint32_t)group.value[i]);
+      store_4_bytes(to + i, (uint32_t)group.value[i]);
     }
   }
 }

@@ -63,7 +63,7 @@ struct kernel_facts {
 inline cudaError_t kernel_facts_find(const void *kernel, int threads, int device, kernel_facts *out) {
   cudaFuncAttributes attributes;
   int major;
-  cudaError_t error = resident_blocks_find(kernel, threads, device, &out->resident_blocks);
+  cudaError_t error = resident_blocks_find(kernel, threads, 0, 0, device, &out->resident_blocks);
   if (error == cudaSuccess) {
     error = cudaFuncGetAttributes(&attributes, kernel);
   }

@@ -141,10 +141,10 @@ __device__ __forceinline__ row_codes<format> quantize_row(row_chunks<format> &ro
 }
 
 __device__ __forceinline__ void write_chunk_codes(uint8_t *to, uint2 codes) {
-  store_8_bytes<store_hint::plain>(to, codes);
+  store_8_bytes(to, codes);
 }
 __device__ __forceinline__ void write_chunk_codes(uint8_t *to, uint32_t codes) {
-  store_4_bytes<store_hint::plain>(to, codes);
+  store_4_bytes(to, codes);
 }
 
 /* Lane i of a group's lanes stores the scale of its chunk i. */
@@ -163,7 +163,7 @@ __device__ __forceinline__ void write_record(const layer_layout &layer, const re
   int chunk = row_lane % format::lanes_per_group;
   if constexpr (format::scale == KVP_SCALE_F32) {
     if (chunk == 0) {
-      store_4_bytes<store_hint::plain>(scales, made.scales[0]);
+      store_4_bytes(scales, made.scales[0]);
     }
   } else if (chunk < format::chunks) {
     store_byte(scales + format::group_of(row_lane, chunk),
@@ -175,8 +175,8 @@ template <class format>
 __device__ __forceinline__ void write_cast_back(uint8_t *to, const row_codes<format> &made, int row_lane) {
 #pragma unroll
   for (int chunk = 0; chunk < format::chunks; chunk++) {
-    store_16_bytes<store_hint::plain>(to + (chunk * format::lanes_per_row + row_lane) * 16,
-                                      decode<format>(made.codes[chunk], made.scales[chunk]));
+    store_16_bytes(to + (chunk * format::lanes_per_row + row_lane) * 16,
+                   decode<format>(made.codes[chunk], made.scales[chunk]));
   }
 }
 
