@@ -14,7 +14,12 @@
 
 #include "client/kvpoolctl/json.h"
 
-enum { nudge_ms = 50, clean_up_ms = 3000, clean_up_call_ms = 500 };
+enum {
+  nudge_ms = 50,
+  clean_up_ms = 3000,
+  clean_up_call_ms = 500,
+  repeat_ms = 500, /* so soon after the first one a signal is the same: timeout(1) tells the child and its group */
+};
 
 static atomic_bool seen;
 static const struct kvp_ctl *of;
@@ -67,7 +72,10 @@ static void *watch(void *argument) {
     kvpool_client_interrupt(client, clean_up_call_ms);
   }
   pthread_mutex_unlock(&lock);
-  for (int waited = 0; waited < clean_up_ms && !signal_within(set, nudge_ms); waited += nudge_ms) {
+  for (int waited = 0; waited < clean_up_ms; waited += nudge_ms) {
+    if (signal_within(set, nudge_ms) && waited >= repeat_ms) {
+      break;
+    }
     failed = pthread_kill(main_thread, SIGUSR1); /* it may be about to enter a system call */
     assert(failed == 0);
   }

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -351,6 +352,18 @@ def test_walkthrough_deletes_what_was_made_too_late(daemon, client, tmp_path, la
         done = Tool(proxy.socket).run("--timeout", 500, "walkthrough", status=1)
         release.set()
     assert f"{late}: no answer" in done.stderr
+    assert walkthrough_pools(client) == []
+
+
+@pytest.mark.parametrize("pause_ms", [10, 40, 80, 120])
+def test_walkthrough_told_twice_to_end_leaves_nothing(client, tool, pause_ms):
+    """As timeout(1) does: the signal for the child, and again for its group."""
+    process = subprocess.Popen(tool.command("walkthrough"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=environment())
+    time.sleep(pause_ms / 1000)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    process.wait(SECONDS_MAX)
     assert walkthrough_pools(client) == []
 
 
