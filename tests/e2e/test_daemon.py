@@ -262,7 +262,7 @@ def test_a_signal_drains(start_daemon, number):
     queue.wait_accepted(long)
     daemon.note_processes()
     daemon.process.send_signal(number)
-    wait_until(lambda: "drain" in daemon.log[-4000:] or daemon.process.poll() is not None, "draining said in the log")
+    wait_until(lambda: " draining steps=" in daemon.log or daemon.process.poll() is not None, "draining said in the log")
     still_running = long not in queue.finished and daemon.process.poll() is None
     with pytest.raises((StepFailure, RpcFailure)) as caught:
         other_queue.run(small)
