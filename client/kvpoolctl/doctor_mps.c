@@ -1,6 +1,7 @@
 /* MPS, through which processes use a GPU at the same time instead of in turn: whether its control daemon runs, whose
  * it is, and whether kvpoold can be its client. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,8 +32,12 @@ struct mps {
 static bool runs_by_pid(struct mps *mps) {
   char path[kvp_ctl_path_bytes_max];
   (void)snprintf(path, sizeof path, "%.400s/nvidia-cuda-mps-control.pid", mps->directory);
-  FILE *file = fopen(path, "re");
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* anybody may have put a FIFO there */
+  FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
   if (file == NULL) {
+    if (fd >= 0) {
+      (void)close(fd);
+    }
     return false;
   }
   char text[32] = "";
@@ -61,13 +66,15 @@ static bool runs_by_pid(struct mps *mps) {
 /* Whether somebody listens on its socket, and who. */
 static enum mps_state look_at_socket(struct mps *mps) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
+  mps->failure = ENAMETOOLONG;
   if (strlen(mps->control) >= sizeof address.sun_path) {
-    return MPS_STALE;
+    return MPS_CLOSED;
   }
   memcpy(address.sun_path, mps->control, strlen(mps->control) + 1);
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
-    return MPS_STALE;
+    mps->failure = errno;
+    return MPS_CLOSED;
   }
   enum mps_state state = MPS_STALE;
   if (connect(fd, (const struct sockaddr *)&address, sizeof address) == 0) {
@@ -76,7 +83,7 @@ static enum mps_state look_at_socket(struct mps *mps) {
     (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
     mps->uid = peer.uid;
     state = MPS_RUNS;
-  } else if (errno == EACCES || errno == EPERM) {
+  } else if (errno != ECONNREFUSED) { /* only that says that nobody is behind it */
     mps->failure = errno;
     state = MPS_CLOSED;
   }
