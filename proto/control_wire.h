@@ -24,10 +24,14 @@ enum kvp_control_kind {
   KVP_CONTROL_POOL_DETACH = 6,    /* kvp_control_pool (pool_id) */
   KVP_CONTROL_BUFFER_ATTACH = 7,  /* kvp_control_buffer */
   KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id) */
+  KVP_CONTROL_RING_ATTACH = 9,    /* kvp_control_ring; fds: enum kvp_control_ring_fd */
+  KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
+  KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
   /* executor -> supervisor */
   KVP_CONTROL_READY = 32,         /* kvp_control_ready */
   KVP_CONTROL_MEMORY_CHUNKS = 33, /* kvp_control_chunks + fds */
   KVP_CONTROL_RESULT = 34,        /* struct kvp_error (status ok: done), to the request of that number */
+  KVP_CONTROL_RING_FAILED = 35,   /* kvp_control_ring_failed: nonsense in a worker's ring; it isn't served any more */
 };
 
 struct kvp_control_hello {
@@ -76,6 +80,39 @@ struct kvp_control_buffer {
   uint64_t bytes;
   uint32_t owner; /* session slot */
   uint32_t reserved;
+};
+
+/* A worker's ring. Its steps belong to session slot `owner` and run in queue `queue`, whatever they say themselves.
+ */
+struct kvp_control_ring {
+  uint64_t attachment_id;
+  uint64_t deadline_ns_max; /* of a wait */
+  uint32_t owner;
+  uint32_t queue;
+};
+
+enum kvp_control_ring_fd {
+  KVP_CONTROL_RING_FD_RING = 0,
+  KVP_CONTROL_RING_FD_COMMAND_EVENT = 1,
+  KVP_CONTROL_RING_FD_COMPLETION_EVENT = 2,
+  KVP_CONTROL_RING_FD_TIMELINES = 3,
+  kvp_control_ring_fd_count = 4,
+};
+
+struct kvp_control_ring_failed {
+  uint64_t attachment_id;
+  struct kvp_error error;
+};
+
+/* Memory that a worker brought: [offset, offset + bytes) of an allocation. Destroyed like any other. */
+struct kvp_control_open {
+  uint64_t memory_id;
+  uint32_t kind; /* enum kvp_import_kind */
+  uint32_t reserved;
+  uint64_t allocation_bytes;
+  uint64_t offset_bytes;
+  uint64_t bytes;
+  uint8_t ipc_handle[64];
 };
 
 enum kvp_control_ready_flag {

@@ -50,6 +50,16 @@ enum {
   kvp_ring_completion_arena_bytes = 16 << 20,
   kvp_step_bytes_max = 8 << 20, /* one encoded step: arrays of one message, and its ops */
 
+  /* attachments: workers on this host, a ring each */
+  kvp_attachments_max = 256,
+  kvp_attachments_per_session_max = 64,
+  kvp_attach_requests_max = 16, /* of one attachment without an answer; a worker that sends more waits */
+  kvp_worker_ring_commands = 1024,
+  kvp_worker_ring_command_arena_bytes = 8 << 20, /* a step is at most half of it */
+  kvp_worker_ring_completions = 2048,
+  kvp_worker_ring_completion_arena_bytes = 4 << 20,
+  kvp_wait_deadline_ms_max = 30000, /* of a wait for a timeline, unless the configuration lowers it */
+
   /* control messages */
   kvp_control_fds_max = 64, /* in one message */
   kvp_control_body_bytes_max = 16384,

@@ -14,7 +14,7 @@
 #include "proto/status.h"
 
 #define KVP_WIRE_STEP_MAGIC UINT32_C(0x7073766b) /* "kvsp" */
-#define KVP_WIRE_VERSION    UINT32_C(2)
+#define KVP_WIRE_VERSION    UINT32_C(3)
 
 #define KVP_WIRE_NO_ARRAY UINT32_C(0xFFFFFFFF)
 
@@ -88,6 +88,15 @@ enum kvp_wire_op_flag {
   KVP_OP_NEOX = 16,                   /* fused_store */
   KVP_OP_HADAMARD = 32,
   KVP_OP_ROUND_TO_BF16 = 64,
+  KVP_OP_WAITS = 128,   /* begins when the word of `wait` has reached its value; on a worker's ring only */
+  KVP_OP_SIGNALS = 256, /* when it and all before it are done, `signal`'s word gets its value; likewise */
+};
+
+/* A word of the ring's timelines (proto/timeline_wire.h) and a value, to which the step's `base` is added. */
+struct kvp_wire_point {
+  uint32_t word; /* wait: any; signal: one of the executor's */
+  uint32_t reserved;
+  uint64_t value;
 };
 
 /* 320 bytes. */
@@ -108,7 +117,12 @@ struct kvp_wire_op {
   uint32_t second_region;
   uint32_t second_layer;
   uint64_t numbers[3];
-  uint64_t reserved[4];
+  struct kvp_wire_point wait;   /* 0 without KVP_OP_WAITS */
+  struct kvp_wire_point signal; /* 0 without KVP_OP_SIGNALS */
+};
+
+enum kvp_wire_step_flag {
+  KVP_STEP_NOT_ACCEPTED_TOLD = 1, /* no ACCEPTED completion: only DONE, REFUSED or FAILED; on a worker's ring only */
 };
 
 /* 64 bytes. */
@@ -120,9 +134,11 @@ struct kvp_wire_step {
   uint32_t bytes; /* of the whole step */
   uint32_t queue; /* steps of one queue run in order */
   uint32_t owner; /* session slot, as in the owner table; 0 = the daemon itself (an operator): owns every block */
-  uint32_t flags;
+  uint32_t flags; /* enum kvp_wire_step_flag */
   uint64_t epoch; /* the latest the client has seen */
-  uint64_t reserved[3];
+  uint64_t base;  /* added to the values of all points */
+  uint64_t deadline_ns; /* for its waits, from its acceptance on; 0, or more than the ring's: the ring's */
+  uint64_t reserved[1];
 };
 
 /* One op's report, 104 bytes. */
@@ -151,6 +167,7 @@ enum kvp_wire_report_flag {
 enum kvp_command_kind {
   KVP_COMMAND_STEP = 1,        /* payload: a step; tag: the producer's */
   KVP_COMMAND_QUEUE_CLOSE = 2, /* tag: the queue; all its steps have been completed */
+  KVP_COMMAND_FENCE = 3,       /* the supervisor's: FENCED when every step, of any ring, accepted by now has ended */
 };
 
 /* Records from the executor; tag: that of the command. */
@@ -159,6 +176,7 @@ enum kvp_completion_kind {
   KVP_COMPLETION_REFUSED = 2,  /* payload: struct kvp_error; nothing ran */
   KVP_COMPLETION_DONE = 3,     /* payload: reports[op_count], then result bytes of the op that has any */
   KVP_COMPLETION_FAILED = 4,   /* payload: struct kvp_error; it was accepted and did not finish */
+  KVP_COMPLETION_FENCED = 5,
 };
 
 _Static_assert(sizeof(struct kvp_wire_view) == 48, "wire layout");
