@@ -5,9 +5,9 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "proto/step_op_encode.h"
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/step.h"
-#include "server/supervisor/step_encode_op.h"
 #include "server/supervisor/step_writer.h"
 
 /* ---- arrays -----------------------------------------------------------------------------------------------------
@@ -111,19 +111,15 @@ static bool op_has_second_pool(const struct kvp_wire_op *op, const Kvpool__V1__O
   return op->kind == KVP_OP_ASSEMBLE && message->assemble->compressed != NULL;
 }
 
-/* Rotary dims are the last ones of a row where the client doesn't say. What can't be right stays 0: the executor looks
- * at regions and rotary dims, and says what is wrong with them. */
 static void op_fill_rope_offset(const struct kvp_encoded_step *encoded, struct kvp_wire_op *op) {
   if (op->kind != KVP_OP_FUSED_STORE || op->argument != KVP_STEP_ROPE_OFFSET_DEFAULT) {
     return;
   }
   op->argument = 0;
-  uint32_t rotary_dims = op->fourth.row_bytes / (uint32_t)sizeof(float);
-  for (uint32_t i = 0; i < encoded->pool_count && rotary_dims > 0; i++) {
+  for (uint32_t i = 0; i < encoded->pool_count; i++) {
     const struct kvp_pool *pool = encoded->pools[i];
     if (pool->id == op->pool_id && op->region < pool->spec.region_count) {
-      uint32_t elements = pool->regions[op->region].sizes.elements;
-      op->argument = elements > rotary_dims ? elements - rotary_dims : 0;
+      op->argument = kvp_step_rope_offset(op, pool->regions[op->region].sizes.elements);
     }
   }
 }
@@ -178,11 +174,20 @@ static enum kvp_status step_check(const Kvpool__V1__StepRequest *request, uint64
   return status;
 }
 
+/* Of an array that has passed array_check. */
+static uint64_t array_elements(const void *context, uint32_t number) {
+  const Kvpool__V1__StepRequest *request = context;
+  const Kvpool__V1__Array *array = request->arrays[number];
+  return array->source_case == KVPOOL__V1__ARRAY__SOURCE_INLINE ? array->inline_.len / sizeof(int32_t)
+                                                                : array->buffer->count;
+}
+
 static enum kvp_status ops_write(const Kvpool__V1__StepRequest *request, struct kvp_wire_op *ops,
                                  struct kvp_error *error) {
+  const struct kvp_step_arrays arrays = {.count = request->n_arrays, .elements = array_elements, .context = request};
   enum kvp_status status = KVP_OK;
   for (size_t i = 0; i < request->n_ops && status == KVP_OK; i++) {
-    status = kvp_step_encode_op(request, (int32_t)i, &ops[i], error);
+    status = kvp_step_op_encode(request->ops[i], (int32_t)i, &arrays, &ops[i], error);
   }
   return status;
 }

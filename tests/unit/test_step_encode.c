@@ -151,7 +151,7 @@ static void test_layout(void **state) {
 
   const struct kvp_wire_step *step = encoded.wire;
   assert_int_equal(step->magic, KVP_WIRE_STEP_MAGIC);
-  assert_int_equal(step->version, 2);
+  assert_int_equal(step->version, 3);
   assert_int_equal(step->op_count, 2);
   assert_int_equal(step->array_count, 2);
   assert_int_equal(step->bytes, 64 + 2 * 320 + 2 * 40 + 16); /* 12 bytes of slots take 16 */
@@ -177,7 +177,8 @@ static void test_layout(void **state) {
   assert_int_equal(ops[1].flags, 1);
   expect_view(&ops[1].source, 300);
   expect_view(&ops[1].second, 400);
-  assert_true(is_zero(ops[0].reserved, sizeof ops[0].reserved));
+  assert_true(is_zero(&ops[0].wait, sizeof ops[0].wait));
+  assert_true(is_zero(&ops[0].signal, sizeof ops[0].signal));
 
   const struct kvp_wire_array *arrays = (const void *)((const uint8_t *)step + 64 + 640);
   assert_int_equal(arrays[0].buffer_id, 0);

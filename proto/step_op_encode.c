@@ -1,15 +1,15 @@
-/* One op of a StepRequest as an op of an encoded step.
+/* One op of protobuf's as an op of an encoded step.
  *
  * Each op's function names its fields one after the other; what is wrong with the first bad one stays in the encoder,
  * and what comes behind it is not looked at any more. */
-#include "server/supervisor/step_encode_op.h"
+#include "proto/step_op_encode.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
 
 struct op_encoder {
-  const Kvpool__V1__StepRequest *request;
+  const struct kvp_step_arrays *arrays;
   int32_t index;
   const char *name;
   struct kvp_wire_op *out;
@@ -66,9 +66,9 @@ static void put_array(struct op_encoder *encoder, const char *field, uint32_t pl
   if (encoder->status != KVP_OK) {
     return;
   }
-  if (number >= encoder->request->n_arrays) {
+  if (number >= encoder->arrays->count) {
     REFUSE(encoder, KVP_OUT_OF_RANGE, field, number, "%s = array %u, the step has %zu arrays", field, number,
-           encoder->request->n_arrays);
+           encoder->arrays->count);
     return;
   }
   encoder->out->arrays[place] = number;
@@ -89,13 +89,6 @@ static void put_matrix(struct op_encoder *encoder, const char *field, const Kvpo
 
 static void put_flag(struct op_encoder *encoder, bool is_set, enum kvp_wire_op_flag flag) {
   encoder->out->flags |= is_set ? (uint32_t)flag : 0;
-}
-
-/* Elements of an array that put_array has taken. */
-static uint64_t array_elements(const struct op_encoder *encoder, uint32_t number) {
-  const Kvpool__V1__Array *array = encoder->request->arrays[number];
-  return array->source_case == KVPOOL__V1__ARRAY__SOURCE_INLINE ? array->inline_.len / sizeof(int32_t)
-                                                                : array->buffer->count;
 }
 
 /* ---- ops --------------------------------------------------------------------------------------------------------
@@ -153,7 +146,7 @@ static void encode_chunk(struct op_encoder *encoder, const Kvpool__V1__RegionRef
     put_array(encoder, "chunk.gather", 1, chunk->gather);
   }
   if (has_gather && encoder->status == KVP_OK && chunk->rows_case == KVPOOL__V1__ASSEMBLE_CHUNK__ROWS_SOURCE) {
-    encoder->out->argument = array_elements(encoder, chunk->gather);
+    encoder->out->argument = encoder->arrays->elements(encoder->arrays->context, chunk->gather);
   }
   if (has_slots) {
     put_array(encoder, "chunk.store_slots", 2, chunk->store_slots);
@@ -291,16 +284,20 @@ const char *kvp_step_op_name(const Kvpool__V1__Op *op) {
   return row == NULL ? "" : row->name;
 }
 
-enum kvp_status kvp_step_encode_op(const Kvpool__V1__StepRequest *request, int32_t index, struct kvp_wire_op *out,
-                                   struct kvp_error *error) {
-  const Kvpool__V1__Op *op = request->ops[index];
+uint64_t kvp_step_rope_offset(const struct kvp_wire_op *op, uint32_t elements) {
+  uint32_t rotary_dims = op->fourth.row_bytes / (uint32_t)sizeof(float);
+  return rotary_dims > 0 && elements > rotary_dims ? elements - rotary_dims : 0;
+}
+
+enum kvp_status kvp_step_op_encode(const Kvpool__V1__Op *op, int32_t index, const struct kvp_step_arrays *arrays,
+                                   struct kvp_wire_op *out, struct kvp_error *error) {
   const struct op_row *row = row_of(op);
   if (row == NULL) {
     return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, index, "ops", index, op->op_case,
                             "op %d says nothing that this daemon knows", index);
   }
   struct op_encoder encoder = {
-      .request = request, .index = index, .name = row->name, .out = out, .status = KVP_OK, .error = error};
+      .arrays = arrays, .index = index, .name = row->name, .out = out, .status = KVP_OK, .error = error};
   out->kind = row->kind;
   row->encode(&encoder, op);
   return encoder.status;
