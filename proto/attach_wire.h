@@ -41,11 +41,13 @@ enum kvp_attach_kind {
 
 /* Descriptors of ATTACHED and DEVICE_RESTORED, in this order. */
 enum kvp_attach_fd {
-  KVP_ATTACH_FD_RING = 0,             /* proto/ring.h; the worker is KVP_RING_CLIENT */
-  KVP_ATTACH_FD_COMMAND_EVENT = 1,    /* wakes the executor */
-  KVP_ATTACH_FD_COMPLETION_EVENT = 2, /* wakes the worker */
-  KVP_ATTACH_FD_TIMELINES = 3,        /* proto/timeline_wire.h */
-  KVP_ATTACH_FD_STATUS = 4,           /* struct kvp_attach_status, can be mapped read-only alone */
+  KVP_ATTACH_FD_RING = 0,          /* proto/ring.h; the worker is KVP_RING_CLIENT */
+  KVP_ATTACH_FD_COMMAND_EVENT = 1, /* eventfd: wakes the executor */
+  KVP_ATTACH_FD_COMPLETION_EVENT =
+      2,                       /* wakes the worker: the other end of a SOCK_SEQPACKET pair (control_wire.h); read
+                                         it like an eventfd, 8 bytes at a time, until there are none */
+  KVP_ATTACH_FD_TIMELINES = 3, /* proto/timeline_wire.h */
+  KVP_ATTACH_FD_STATUS = 4,    /* struct kvp_attach_status, can be mapped read-only alone */
   kvp_attach_fd_count = 5,
 };
 

@@ -91,10 +91,13 @@ struct kvp_control_ring {
   uint32_t queue;
 };
 
+/* Whoever else has a descriptor can make it block, whatever this side has set it to. So the executor never reads the
+ * command event, an eventfd whose edges it is told of, and the completion event is no eventfd: a write to one that the
+ * worker has filled up would wait for it. */
 enum kvp_control_ring_fd {
   KVP_CONTROL_RING_FD_RING = 0,
-  KVP_CONTROL_RING_FD_COMMAND_EVENT = 1,
-  KVP_CONTROL_RING_FD_COMPLETION_EVENT = 2,
+  KVP_CONTROL_RING_FD_COMMAND_EVENT = 1,    /* eventfd */
+  KVP_CONTROL_RING_FD_COMPLETION_EVENT = 2, /* one end of a pair of SOCK_SEQPACKET sockets; 8 bytes are sent */
   KVP_CONTROL_RING_FD_TIMELINES = 3,
   kvp_control_ring_fd_count = 4,
 };

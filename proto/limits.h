@@ -32,7 +32,8 @@ enum {
 
   /* steps */
   kvp_ops_per_step_max = 1024,
-  kvp_device_ops_per_step_max = 4 * kvp_ops_per_step_max, /* an assemble is up to four, a copy one a region */
+  kvp_device_ops_per_step_max =
+      5 * kvp_ops_per_step_max, /* an assemble is up to four, a copy one a region, a signal one more */
   kvp_arrays_per_step_max = 1024,
   kvp_step_elements_checked_max =
       8 << 20, /* of its arrays, once for each pool and block size: bounds a check's time */
