@@ -135,16 +135,16 @@ struct fused_share {
 
 /* For the longest op, as many blocks of all as the device holds; their warps go round equally often. */
 static fused_share share_out(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops, uint32_t resident_blocks) {
-  uint64_t most = divide_up(resident_blocks, ops);
+  uint64_t most = launched_blocks(divide_up(resident_blocks, ops), grid_blocks_max);
   if (kind_of(geometry) == fused_wide) {
-    return fused_share{(uint32_t)(rows_max < most ? rows_max : most), 1};
+    return fused_share{launched_blocks(rows_max, most), 1};
   }
   uint64_t least = (uint64_t)lanes_per_warp * strip_elements / geometry.sizes.elements;
   uint64_t warps = most * fused_warps;
   uint64_t rounds = divide_up(rows_max, warps * lanes_per_warp);
   uint64_t warp_rows = divide_up(divide_up(rows_max, warps * rounds), least) * least;
   uint64_t blocks = divide_up(rows_max, warp_rows * fused_warps);
-  return fused_share{(uint32_t)(blocks < most ? blocks : most), (uint32_t)warp_rows};
+  return fused_share{launched_blocks(blocks, most), (uint32_t)warp_rows};
 }
 
 /* Ops that go together, each of one row at least. */
