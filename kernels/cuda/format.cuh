@@ -20,6 +20,7 @@ constexpr int chunk_elements = 8;
 template <int elements_, int elements_per_scale_, kvp_quantized_dtype dtype_, kvp_scale_format scale_,
           bool main_cache_>
 struct quantized_format {
+  static constexpr bool quantized = true;
   static constexpr int elements = elements_;
   static constexpr kvp_scale_format scale = scale_;
   static constexpr bool fp4 = dtype_ == KVP_QUANTIZED_E2M1;
@@ -54,6 +55,15 @@ using format_v41_fp4 = quantized_format<512, 16, KVP_QUANTIZED_E2M1, KVP_SCALE_E
 using format_index_fp4 = quantized_format<128, 32, KVP_QUANTIZED_E2M1, KVP_SCALE_UE8M0, false>;
 using format_index_fp8_f32 = quantized_format<128, 128, KVP_QUANTIZED_E4M3, KVP_SCALE_F32, false>;
 using format_index_mxfp8 = quantized_format<128, 32, KVP_QUANTIZED_E4M3, KVP_SCALE_UE8M0, false>;
+
+/* bf16 of the default width, for kernels that know how wide a row is. */
+struct format_bf16_512 {
+  static constexpr bool quantized = false;
+  static constexpr int elements = 512;
+  static constexpr bool main_cache = true;
+  static constexpr int row_bytes = 2 * elements;
+  static constexpr int data_step = row_bytes;
+};
 
 /* Largest BF16 magnitude that an e4m3 scale of e2m1 codes holds: 2688 = 448 * 6. */
 constexpr uint32_t saturation_limit = 0x4528;

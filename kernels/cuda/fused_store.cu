@@ -35,13 +35,17 @@ template <bool counted, bool cast_back> constexpr fused_entry fusing_wide() {
 #define KVP_FUSING(format, cast_back)                                                                                \
   { fusing<format, false, cast_back>(), fusing<format, true, cast_back>() }
 
-/* [format][cast-back][the kernel counts rows]; index caches have no cast-back. */
-static fused_entry entries[kvp_format_count][2][2] = {
+/* Beside the formats: bf16 of another width than the default. */
+enum { fused_wide = kvp_format_count, fused_kinds };
+
+/* [format or fused_wide][cast-back][the kernel counts rows]; index caches have no cast-back. */
+static fused_entry entries[fused_kinds][2][2] = {
     {KVP_FUSING(format_v41, false), KVP_FUSING(format_v41, true)},
     {KVP_FUSING(format_v41_fp4, false), KVP_FUSING(format_v41_fp4, true)},
     {KVP_FUSING(format_index_fp4, false)},
     {KVP_FUSING(format_index_fp8_f32, false)},
     {KVP_FUSING(format_index_mxfp8, false)},
+    {KVP_FUSING(format_bf16_512, false), KVP_FUSING(format_bf16_512, true)},
     {{fusing_wide<false, false>(), fusing_wide<true, false>()},
      {fusing_wide<false, true>(), fusing_wide<true, true>()}},
 };
@@ -64,7 +68,7 @@ template <class kernel_fn> static cudaError_t prepare(kernel_fn *kernel, bool wi
 
 cudaError_t fused_store_prepare(int device) {
   fused_entry *all = &entries[0][0][0];
-  fused_entry *wide = &entries[KVP_FORMAT_BF16][0][0];
+  fused_entry *wide = &entries[fused_wide][0][0];
   for (fused_entry *entry = all; entry < all + sizeof(entries) / sizeof(fused_entry); entry++) {
     if (entry->one == nullptr) {
       continue;
@@ -80,12 +84,17 @@ cudaError_t fused_store_prepare(int device) {
   return cudaSuccess;
 }
 
+static uint32_t kind_of(const kvp_geometry &geometry) {
+  bool wide = geometry.format->id == KVP_FORMAT_BF16 && geometry.sizes.elements != format_bf16_512::elements;
+  return wide ? (uint32_t)fused_wide : (uint32_t)geometry.format->id;
+}
+
 /* What was checked before was counted before. */
 static bool kernel_counts(const kvp_fused_store_params &params) {
   return params.store.check.entries != nullptr || !params.positions_checked;
 }
 
-static fused_args make_args(const kvp_fused_store_params &params, kvp_cuda_counts *counts) {
+static fused_args make_args(const kvp_fused_store_params &params, kvp_cuda_counts *counts, uint32_t warp_rows) {
   uint32_t elements = params.store.layer.geometry->sizes.elements;
   assert((elements & (elements - 1)) == 0 && elements >= 8 && elements <= kvp_cuda_fused_elements_max);
   assert(params.store.gather == nullptr);
@@ -100,6 +109,7 @@ static fused_args make_args(const kvp_fused_store_params &params, kvp_cuda_count
                     params.position_count,
                     params.store.check,
                     counts,
+                    warp_rows,
                     elements,
                     params.rotary_dims,
                     params.rope_offset,
@@ -117,17 +127,24 @@ static bool go_together(const kvp_fused_store_params &a, const kvp_fused_store_p
          has_cast_back(a.store) == has_cast_back(b.store) && kernel_counts(a) == kernel_counts(b);
 }
 
-/* Blocks for the longest op, as many of all as the device holds: a warp keeps the weights from row to row. */
-static uint32_t blocks_of(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops, uint32_t resident_blocks) {
-  uint64_t rows = fused_warps; /* of a block at a time */
-  if (geometry.format->id == KVP_FORMAT_BF16) {
-    rows = 1;
-  } else if (geometry.sizes.elements == (uint32_t)format_index_fp4::elements) {
-    rows *= format_index_fp4::rows_per_pass;
+/* How rows are shared out: blocks of an op, and rows of a warp at a time. */
+struct fused_share {
+  uint32_t blocks;
+  uint32_t warp_rows;
+};
+
+/* For the longest op, as many blocks of all as the device holds; their warps go round equally often. */
+static fused_share share_out(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops, uint32_t resident_blocks) {
+  uint64_t most = launched_blocks(divide_up(resident_blocks, ops), grid_blocks_max);
+  if (kind_of(geometry) == fused_wide) {
+    return fused_share{launched_blocks(rows_max, most), 1};
   }
-  uint64_t blocks = divide_up(rows_max, rows);
-  uint64_t most = divide_up(resident_blocks, ops);
-  return (uint32_t)(blocks < most ? blocks : most);
+  uint64_t least = (uint64_t)lanes_per_warp * strip_elements / geometry.sizes.elements;
+  uint64_t warps = most * fused_warps;
+  uint64_t rounds = divide_up(rows_max, warps * lanes_per_warp);
+  uint64_t warp_rows = divide_up(divide_up(rows_max, warps * rounds), least) * least;
+  uint64_t blocks = divide_up(rows_max, warp_rows * fused_warps);
+  return fused_share{launched_blocks(blocks, most), (uint32_t)warp_rows};
 }
 
 /* Ops that go together, each of one row at least. */
@@ -135,24 +152,26 @@ static cudaError_t launch_together(const kvp_fused_store_params *const *params, 
                                    uint32_t count, int device, cudaStream_t stream) {
   const kvp_fused_store_params &first = *params[0];
   const kvp_geometry &geometry = *first.store.layer.geometry;
-  bool wide = geometry.format->id == KVP_FORMAT_BF16;
-  const fused_entry &entry = entries[geometry.format->id][has_cast_back(first.store)][kernel_counts(first)];
+  const uint32_t kind = kind_of(geometry);
+  const fused_entry &entry = entries[kind][has_cast_back(first.store)][kernel_counts(first)];
   const kernel_facts &facts = count == 1 ? entry.facts_one[device] : entry.facts_several[device];
   assert(facts.resident_blocks > 0); /* kernels were loaded */
-  uint32_t threads = wide ? wide_threads(geometry.sizes.elements) : fused_threads;
-  uint32_t shared_bytes = wide ? wide_shared_bytes(geometry.sizes.elements) : 0;
+  uint32_t threads = kind == fused_wide ? wide_threads(geometry.sizes.elements) : fused_threads;
+  uint32_t shared_bytes = kind == fused_wide ? wide_shared_bytes(geometry.sizes.elements) : 0;
+  uint64_t rows_max = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    rows_max = params[i]->store.row_count > rows_max ? params[i]->store.row_count : rows_max;
+  }
+  fused_share share = share_out(geometry, rows_max, count, facts.resident_blocks);
+  dim3 blocks(share.blocks, count);
   if (count == 1) {
-    fused_batch<1> batch = {{make_args(first, counts[0])}};
-    dim3 blocks(blocks_of(geometry, first.store.row_count, 1, facts.resident_blocks));
+    fused_batch<1> batch = {{make_args(first, counts[0], share.warp_rows)}};
     return launch_chained(entry.one, facts, blocks, threads, shared_bytes, stream, batch);
   }
   fused_batch<batch_ops_max> batch = {};
-  uint64_t rows_max = 0;
   for (uint32_t i = 0; i < count; i++) {
-    batch.of[i] = make_args(*params[i], counts[i]);
-    rows_max = params[i]->store.row_count > rows_max ? params[i]->store.row_count : rows_max;
+    batch.of[i] = make_args(*params[i], counts[i], share.warp_rows);
   }
-  dim3 blocks(blocks_of(geometry, rows_max, count, facts.resident_blocks), count);
   return launch_chained(entry.several, facts, blocks, threads, shared_bytes, stream, batch);
 }
 

@@ -1,11 +1,11 @@
 /* fused_store: BF16 rows through RMSNorm, RoPE and a Walsh-Hadamard transform into the records their slots name. OPS
  * "fused_store".
  *
- * A warp has one row of 512 elements, or two of 128, in registers from its source to its record: a lane's chunks are
- * those that it quantizes. Sixteen elements whose squares are added one after the other are the chunks of two
- * neighbouring lanes, and all sums have the order OPS gives them; every operation is rounded on its own. So neither the
- * number of rows nor the machine shows in a single bit. A row and its position don't depend on its slot: all are
- * fetched at once.
+ * A warp has one row of 512 elements, or four of 128, in registers from its source to its record: a lane's strip is the
+ * sixteen elements whose squares are added one after the other. All sums have the order OPS gives them, every operation
+ * is rounded on its own: neither the number of rows nor the machine shows in a single bit. Pairs of RoPE meet in shared
+ * memory, wherever they are. A warp reads the slots and positions of up to 32 rows at once, and each row while the one
+ * before is at work: issuing instructions is what takes the time here, not memory.
  */
 #ifndef KVPOOL_KERNELS_CUDA_FUSED_STORE_KERNEL_CUH
 #define KVPOOL_KERNELS_CUDA_FUSED_STORE_KERNEL_CUH
@@ -20,6 +20,7 @@ namespace kvp {
 constexpr int fused_threads = 128;
 constexpr int fused_blocks = 5; /* of a multiprocessor at least: rows enough to hide their way through memory */
 constexpr int fused_warps = fused_threads / lanes_per_warp;
+constexpr int fused_pairs_ahead = 32; /* of a row */
 
 struct fused_args {
   layer_layout layer;
@@ -33,7 +34,8 @@ struct fused_args {
   uint64_t position_count;
   kvp_owner_check check;
   kvp_cuda_counts *counts;
-  uint32_t elements; /* bf16 only */
+  uint32_t warp_rows; /* of a warp at a time */
+  uint32_t elements;  /* bf16 only */
   uint32_t rotary_dims;
   uint32_t rope_offset;
   float eps;
@@ -99,105 +101,88 @@ struct float_chunk {
   }
 };
 
+__device__ __forceinline__ float round_to_bf16(float value) {
+  return f32_of_low_bf16(bf16_pair(value, value));
+}
+
+/* A lane's strip. */
 template <class format> struct fused_values {
-  static constexpr int chunks = format::chunks;
-  float_chunk chunk[chunks];
+  float of[strip_elements];
 
-  /* To BF16 and back. */
-  __device__ __forceinline__ void round() {
+  static __device__ __forceinline__ fused_values from(const uint4 (&words)[strip_chunks]) {
+    fused_values values;
 #pragma unroll
-    for (int c = 0; c < chunks; c++) {
-      chunk[c] = float_chunk::from(chunk[c].rounded());
+    for (int i = 0; i < strip_elements; i++) {
+      values.of[i] = float_chunk::from(words[i / chunk_elements]).of[i % chunk_elements];
+    }
+    return values;
+  }
+  __device__ __forceinline__ void round_into(uint4 (&words)[strip_chunks]) const {
+#pragma unroll
+    for (int chunk = 0; chunk < strip_chunks; chunk++) {
+      const float *first = of + chunk * chunk_elements;
+      words[chunk] = float_chunk{{first[0], first[1], first[2], first[3], first[4], first[5], first[6], first[7]}}
+                         .rounded();
     }
   }
 
-  /* Even lanes begin a sum of sixteen, the odd ones next to them go on; what the others compute is not used. */
+  /* In registers as they are: they are not made anew from row to row. */
+  __device__ __forceinline__ void hold() {
+#pragma unroll
+    for (int i = 0; i < strip_elements; i++) {
+      of[i] = held(of[i]);
+    }
+  }
+
   __device__ __forceinline__ float sum_of_squares() const {
-    float sum[chunks];
-    float squares[chunks][chunk_elements];
+    float sum = __fmul_rn(of[0], of[0]);
 #pragma unroll
-    for (int c = 0; c < chunks; c++) {
-#pragma unroll
-      for (int i = 0; i < chunk_elements; i++) {
-        squares[c][i] = __fmul_rn(chunk[c].of[i], chunk[c].of[i]);
-      }
-      sum[c] = squares[c][0];
-#pragma unroll
-      for (int i = 1; i < chunk_elements; i++) {
-        sum[c] = __fadd_rn(sum[c], squares[c][i]);
-      }
+    for (int i = 1; i < strip_elements; i++) {
+      sum = __fadd_rn(sum, __fmul_rn(of[i], of[i]));
     }
 #pragma unroll
-    for (int c = 0; c < chunks; c++) {
-      sum[c] = __shfl_xor_sync(full_warp, sum[c], 1);
-#pragma unroll
-      for (int i = 0; i < chunk_elements; i++) {
-        sum[c] = __fadd_rn(sum[c], squares[c][i]);
-      }
-#pragma unroll
-      for (int distance = 2; distance < format::lanes_per_row; distance *= 2) {
-        sum[c] = __fadd_rn(sum[c], __shfl_xor_sync(full_warp, sum[c], distance));
-      }
+    for (int distance = 1; distance < strip_shape<format>::lanes; distance *= 2) {
+      sum = __fadd_rn(sum, __shfl_xor_sync(full_warp, sum, distance));
     }
-    float total = chunks == 1 ? sum[0] : __fadd_rn(sum[0], sum[chunks - 1]);
-    return from_lane(total, lane_index() | 1);
+    return sum;
   }
 
-  __device__ __forceinline__ void normalize(const fused_args &args, const uint4 (&weights)[chunks]) {
+  __device__ __forceinline__ void normalize(const fused_args &args, const fused_values &weights) {
     float variance = __fmul_rn(sum_of_squares(), args.mean_factor);
     float factor = __frcp_rn(__fsqrt_rn(__fadd_rn(variance, args.eps)));
 #pragma unroll
-    for (int c = 0; c < chunks; c++) {
-      float_chunk weight = float_chunk::from(weights[c]);
-#pragma unroll
-      for (int i = 0; i < chunk_elements; i++) {
-        chunk[c].of[i] = __fmul_rn(__fmul_rn(chunk[c].of[i], factor), weight.of[i]);
-      }
+    for (int i = 0; i < strip_elements; i++) {
+      of[i] = __fmul_rn(__fmul_rn(of[i], factor), weights.of[i]);
     }
   }
 
-  /* Strides of up to four are inside a chunk, then come those from lane to lane, and one from chunk to chunk. Of two
-   * the upper one is subtracted, which is adding its negative. */
+  /* Strides below sixteen are inside a strip, then come those from lane to lane. Of two the upper one is subtracted: a
+   * product with -1 is exact. */
   __device__ __forceinline__ void hadamard(float factor) {
 #pragma unroll
-    for (int c = 0; c < chunks; c++) {
+    for (int stride = 1; stride < strip_elements; stride *= 2) {
 #pragma unroll
-      for (int stride = 1; stride < chunk_elements; stride *= 2) {
-#pragma unroll
-        for (int i = 0; i < chunk_elements; i++) {
-          if ((i & stride) == 0) {
-            butterfly(chunk[c].of[i], chunk[c].of[i + stride]);
-          }
-        }
-      }
-#pragma unroll
-      for (int distance = 1; distance < format::lanes_per_row; distance *= 2) {
-        uint32_t sign = (lane_index() & distance) != 0 ? 0x80000000 : 0;
-#pragma unroll
-        for (int i = 0; i < chunk_elements; i++) {
-          float other = __shfl_xor_sync(full_warp, chunk[c].of[i], distance);
-          chunk[c].of[i] = __fadd_rn(other, __uint_as_float(__float_as_uint(chunk[c].of[i]) ^ sign));
+      for (int i = 0; i < strip_elements; i++) {
+        if ((i & stride) == 0) {
+          float a = of[i];
+          float b = of[i + stride];
+          of[i] = __fadd_rn(a, b);
+          of[i + stride] = __fsub_rn(a, b);
         }
       }
     }
 #pragma unroll
-    for (int i = 0; i < chunk_elements; i++) {
-      if (chunks == 2) {
-        butterfly(chunk[0].of[i], chunk[chunks - 1].of[i]);
-      }
+    for (int distance = 1; distance < strip_shape<format>::lanes; distance *= 2) {
+      float sign = (lane_index() & distance) != 0 ? -1.0f : 1.0f;
 #pragma unroll
-      for (int c = 0; c < chunks; c++) {
-        chunk[c].of[i] = __fmul_rn(chunk[c].of[i], factor);
+      for (int i = 0; i < strip_elements; i++) {
+        of[i] = __fmaf_rn(of[i], sign, __shfl_xor_sync(full_warp, of[i], distance));
       }
     }
-  }
-
-private:
-  static __device__ __forceinline__ void butterfly(float &low, float &high) {
-    float a = low;
-    float b = high;
-    low = __fadd_rn(a, b);
-    high = __fsub_rn(a, b);
+#pragma unroll
+    for (int i = 0; i < strip_elements; i++) {
+      of[i] = __fmul_rn(of[i], factor);
+    }
   }
 };
 
@@ -210,166 +195,263 @@ __device__ __forceinline__ void rotate_pair(float &first, float &second, float c
   second = b;
 }
 
-/* Interleaved pairs that lie in chunks: angles of the lane's pairs, fetched early. */
-template <class format> struct near_rope {
-  static constexpr int chunks = format::chunks;
-  uint4 cosines[chunks];
-  uint4 sines[chunks];
-  bool rotates[chunks];
+/* Pairs are dealt out to the lanes of a row one after the other, whatever strips their elements are in. The angles of a
+ * lane's first pairs, all there are where 64 dimensions are rotated, are fetched early. */
+template <class format> struct fused_angles {
+  static constexpr int lanes = strip_shape<format>::lanes;
+  static constexpr int ahead = fused_pairs_ahead / lanes;
+  float cosine[ahead];
+  float sine[ahead];
 
-  static __device__ __forceinline__ bool possible(const fused_args &args) {
-    return !args.has(KVP_FUSED_NEOX) && (args.rope_offset | args.rotary_dims) % chunk_elements == 0;
+  static __device__ __forceinline__ const float *row_of(const fused_args &args, int32_t position) {
+    return (const float *)(args.cos_sin.base + (uint64_t)(uint32_t)position * args.cos_sin.stride_bytes);
   }
-
-  /* angles: the row of the position's table; not followed where `wanted` is false. */
-  __device__ __forceinline__ void fetch(const fused_args &args, const uint8_t *angles, bool wanted, int row_lane) {
+  /* Not followed where nothing is wanted. */
+  __device__ __forceinline__ void fetch(const fused_args &args, int32_t position, bool wanted, int strip) {
+    const uint32_t half = args.rotary_dims / 2;
+    const float *row = row_of(args, position);
 #pragma unroll
-    for (int c = 0; c < chunks; c++) {
-      uint32_t at = (uint32_t)(c * format::lanes_per_row + row_lane) * chunk_elements - args.rope_offset;
-      rotates[c] = wanted && at < args.rotary_dims;
-      if (rotates[c]) { /* half as many pairs, 4 bytes each */
-        cosines[c] = load_16_bytes(angles + at * 2);
-        sines[c] = load_16_bytes(angles + (args.rotary_dims + at) * 2);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void rotate(fused_values<format> &values) const {
-#pragma unroll
-    for (int c = 0; c < chunks; c++) {
-      if (rotates[c]) {
-        float(&of)[chunk_elements] = values.chunk[c].of;
-        rotate_pair(of[0], of[1], __uint_as_float(cosines[c].x), __uint_as_float(sines[c].x));
-        rotate_pair(of[2], of[3], __uint_as_float(cosines[c].y), __uint_as_float(sines[c].y));
-        rotate_pair(of[4], of[5], __uint_as_float(cosines[c].z), __uint_as_float(sines[c].z));
-        rotate_pair(of[6], of[7], __uint_as_float(cosines[c].w), __uint_as_float(sines[c].w));
+    for (int k = 0; k < ahead; k++) {
+      uint32_t pair = k * lanes + strip;
+      cosine[k] = 0;
+      sine[k] = 0;
+      if (wanted && pair < half) {
+        cosine[k] = __uint_as_float(load_4_bytes(row + pair));
+        sine[k] = __uint_as_float(load_4_bytes(row + half + pair));
       }
     }
   }
 };
 
-/* Any pairs: an element finds its other half in the warp's part of the block's shared memory. Whole warp; not followed
- * where `wanted` is false. */
-template <class format>
-__device__ __forceinline__ void rotate_far(const fused_args &args, fused_values<format> &values,
-                                           const uint8_t *angles, bool wanted, int row_lane, int row_of_warp) {
-  __shared__ float rows[fused_warps][format::rows_per_pass][format::elements];
-  float *row = rows[threadIdx.x / lanes_per_warp][row_of_warp];
-  const float *cosines = (const float *)angles;
-  uint32_t half = args.rotary_dims / 2;
-  __syncwarp(); /* the row before was read */
+/* A number of a row in shared memory: BF16, or float32 where nothing is rounded in between. */
+__device__ __forceinline__ float float_of(const uint16_t &number) {
+  return __uint_as_float((uint32_t)number << 16);
+}
+__device__ __forceinline__ float float_of(const float &number) {
+  return number;
+}
+__device__ __forceinline__ void set_number(uint16_t &number, float value) {
+  number = (uint16_t)bf16_pair(value, value);
+}
+__device__ __forceinline__ void set_number(float &number, float value) {
+  number = value;
+}
+
+/* Lane by lane, what doesn't depend on the row. */
+template <class format> struct fused_lane : strip_lane {
+  fused_values<format> weights;
+  bool rotates; /* some of the strip's elements */
+  void *shared; /* the row's */
+
+  static __device__ __forceinline__ fused_lane make(const fused_args &args) {
+    __shared__ __align__(16) float rows[fused_warps][strip_shape<format>::rows][format::elements];
+    fused_lane lane;
+    (strip_lane &)lane = strip_lane::make<format>();
+    uint4 words[strip_chunks];
+    read_strip((const uint8_t *)args.norm_weight, lane.strip, words);
+    lane.weights = fused_values<format>::from(words);
+    lane.weights.hold();
+    uint32_t begin = (uint32_t)lane.strip * strip_elements;
+    lane.rotates = begin < args.rope_offset + args.rotary_dims && args.rope_offset < begin + strip_elements;
+    lane.shared = rows[threadIdx.x / lanes_per_warp][lane.row];
+    return lane;
+  }
+};
+
+/* A row's pairs in shared memory. */
+template <class number> struct rotary_pairs {
+  number *first;
+  uint32_t step;  /* from pair to pair, */
+  uint32_t other; /* and from one of a pair to the other */
+
+  __device__ __forceinline__ rotary_pairs(const fused_args &args, void *row) {
+    bool neox = args.has(KVP_FUSED_NEOX);
+    first = (number *)row + args.rope_offset;
+    step = neox ? 1 : 2;
+    other = neox ? args.rotary_dims / 2 : 1;
+  }
+  __device__ __forceinline__ void rotate(uint32_t pair, float cosine, float sine) const {
+    number *at = first + pair * step;
+    float a = float_of(at[0]);
+    float b = float_of(at[other]);
+    rotate_pair(a, b, cosine, sine);
+    set_number(at[0], a);
+    set_number(at[other], b);
+  }
+};
+
+/* Whole warp: rotates the pairs of rows whose strips lie in shared memory. Pairs whose angles were not fetched early read
+ * them here; not followed where nothing is wanted. */
+template <class format, class number>
+__device__ __forceinline__ void rotate_shared(const fused_args &args, const fused_lane<format> &lane,
+                                              const fused_angles<format> &angles, int32_t position, bool wanted) {
+  const rotary_pairs<number> pairs(args, lane.shared);
+  const uint32_t half = args.rotary_dims / 2;
+  __syncwarp();
 #pragma unroll
-  for (int c = 0; c < format::chunks; c++) {
-#pragma unroll
-    for (int i = 0; i < chunk_elements; i++) {
-      row[(c * format::lanes_per_row + row_lane) * chunk_elements + i] = values.chunk[c].of[i];
+  for (int k = 0; k < fused_angles<format>::ahead; k++) {
+    uint32_t pair = k * fused_angles<format>::lanes + lane.strip;
+    if (pair < half) {
+      pairs.rotate(pair, angles.cosine[k], angles.sine[k]);
+    }
+  }
+  if (half > fused_pairs_ahead) {
+    const float *row = fused_angles<format>::row_of(args, position);
+#pragma unroll 1
+    for (uint32_t pair = fused_pairs_ahead + lane.strip; wanted && pair < half;
+         pair += fused_angles<format>::lanes) {
+      pairs.rotate(pair, row[pair], row[half + pair]);
     }
   }
   __syncwarp();
+}
+
+/* Rows that are BF16 after every step. */
+template <class format>
+__device__ __forceinline__ void rotate_words(const fused_args &args, const fused_lane<format> &lane,
+                                             const fused_angles<format> &angles, int32_t position, bool wanted,
+                                             uint4 (&words)[strip_chunks]) {
+  uint4 *own = (uint4 *)lane.shared + lane.strip * strip_chunks;
+  if (lane.rotates) {
+    own[0] = words[0];
+    own[1] = words[1];
+  }
+  rotate_shared<format, uint16_t>(args, lane, angles, position, wanted);
+  if (lane.rotates) {
+    words[0] = own[0];
+    words[1] = own[1];
+  }
+}
+
+template <class format>
+__device__ __forceinline__ void rotate_floats(const fused_args &args, const fused_lane<format> &lane,
+                                              const fused_angles<format> &angles, int32_t position, bool wanted,
+                                              fused_values<format> &values) {
+  float *own = (float *)lane.shared + lane.strip * strip_elements;
+  if (lane.rotates) {
 #pragma unroll
-  for (int c = 0; c < format::chunks; c++) {
+    for (int i = 0; i < strip_elements; i++) {
+      own[i] = values.of[i];
+    }
+  }
+  rotate_shared<format, float>(args, lane, angles, position, wanted);
+  if (lane.rotates) {
 #pragma unroll
-    for (int i = 0; i < chunk_elements; i++) {
-      uint32_t element = (uint32_t)((c * format::lanes_per_row + row_lane) * chunk_elements + i);
-      uint32_t at = element - args.rope_offset;
-      if (wanted && at < args.rotary_dims) {
-        bool neox = args.has(KVP_FUSED_NEOX);
-        bool second = neox ? at >= half : (at & 1) != 0;
-        uint32_t pair = neox ? (second ? at - half : at) : at / 2;
-        uint32_t distance = neox ? half : 1;
-        float other = row[second ? element - distance : element + distance];
-        float own = values.chunk[c].of[i];
-        float first = second ? other : own;
-        float last = second ? own : other;
-        rotate_pair(first, last, cosines[pair], cosines[half + pair]);
-        values.chunk[c].of[i] = second ? last : first;
-      }
+    for (int i = 0; i < strip_elements; i++) {
+      values.of[i] = own[i];
     }
   }
 }
 
 /* ---- the kernel ---- */
 
-template <class format> struct fused_lane {
-  int row_lane;
-  int row_of_warp;
-  uint4 weights[format::chunks];
-
-  static __device__ __forceinline__ fused_lane make(const fused_args &args) {
-    fused_lane lane;
-    lane.row_lane = lane_index() % format::lanes_per_row;
-    lane.row_of_warp = lane_index() / format::lanes_per_row;
-    lane.read((const uint8_t *)args.norm_weight, lane.weights);
-    return lane;
+/* Norm, RoPE and Hadamard. values: of the source, spent afterwards. */
+template <class format>
+__device__ __forceinline__ void transform(const fused_args &args, const fused_lane<format> &lane,
+                                          const fused_angles<format> &angles, int32_t position, bool wanted,
+                                          fused_values<format> &values, uint4 (&words)[strip_chunks]) {
+  values.normalize(args, lane.weights);
+  if (!args.has(KVP_FUSED_ROUND_TO_BF16)) {
+    if (args.rotary_dims != 0) {
+      rotate_floats(args, lane, angles, position, wanted, values);
+    }
+    if (args.has(KVP_FUSED_HADAMARD)) {
+      values.hadamard(args.hadamard_factor);
+    }
+    values.round_into(words);
+    return;
   }
-  __device__ __forceinline__ void read(const uint8_t *row, uint4 (&words)[format::chunks]) const {
-#pragma unroll
-    for (int c = 0; c < format::chunks; c++) {
-      words[c] = load_16_bytes(row + (c * format::lanes_per_row + row_lane) * 16);
+  values.round_into(words);
+  if (args.rotary_dims != 0) {
+    rotate_words(args, lane, angles, position, wanted, words);
+  }
+  if (args.has(KVP_FUSED_HADAMARD)) {
+    values = fused_values<format>::from(words);
+    values.hadamard(args.hadamard_factor);
+    values.round_into(words);
+  }
+}
+
+/* A row as it comes: the next one's is asked for as soon as this one's words were taken. */
+template <class format> struct row_ahead {
+  uint4 words[strip_chunks];
+  fused_angles<format> angles;
+  record_place place;
+  int32_t position;
+
+  /* Row first + of_warp, of those whose places and positions the lanes hold in `own`. A row that nothing becomes of
+   * isn't read. */
+  __device__ __forceinline__ void fetch(const fused_args &args, const fused_lane<format> &lane, const uint8_t *from,
+                                        int of_warp, const fused_row &own) {
+    place = record_from_lane<format>(own.place, of_warp);
+    position = from_lane(own.position, of_warp);
+    bool wanted = place.data != record_ignore;
+    angles.fetch(args, position, wanted, lane.strip);
+    words[0] = make_uint4(0, 0, 0, 0);
+    words[1] = make_uint4(0, 0, 0, 0);
+    if (wanted) {
+      read_strip(from, lane.strip, words);
     }
   }
 };
 
-/* values: the source's row. words: after norm, RoPE and Hadamard. */
-template <class format>
-__device__ __forceinline__ void transform(const fused_args &args, const fused_lane<format> &lane,
-                                          fused_values<format> &values, const uint8_t *angles, bool wanted,
-                                          uint4 (&words)[format::chunks]) {
-  bool rounds = args.has(KVP_FUSED_ROUND_TO_BF16);
-  bool near = near_rope<format>::possible(args);
-  near_rope<format> rope;
-  rope.fetch(args, angles, wanted && near, lane.row_lane);
-  values.normalize(args, lane.weights);
-  if (rounds) {
-    values.round();
-  }
-  if (near) {
-    rope.rotate(values);
-  } else {
-    rotate_far(args, values, angles, wanted, lane.row_lane, lane.row_of_warp);
-  }
-  if (args.has(KVP_FUSED_HADAMARD)) {
-    if (rounds) {
-      values.round();
+template <class format, bool cast_back>
+__device__ __forceinline__ void finish_row(const fused_args &args, const fused_lane<format> &lane, uint64_t row,
+                                           const record_place &place, const uint4 (&words)[strip_chunks],
+                                           row_tally &tally) {
+  bool wanted = place.data != record_ignore;
+  uint8_t *back = args.cast_back.base + row * args.cast_back.stride_bytes;
+  if constexpr (format::quantized) {
+    row_strip<format> strip = {{words[0], words[1]}, 0};
+    strip_codes<format> made = quantize_strip(strip, wanted, lane, tally);
+    if (place.data >= 0) {
+      write_record(args.layer, place, made, lane.strip);
     }
-    values.hadamard(args.hadamard_factor);
-  }
-#pragma unroll
-  for (int c = 0; c < format::chunks; c++) {
-    words[c] = values.chunk[c].rounded();
+    if (cast_back && wanted) {
+      write_cast_back(back, made, lane.strip);
+    }
+  } else {
+    bool nonfinite = words_nonfinite(words[0]) || words_nonfinite(words[1]);
+    if (__any_sync(full_warp, nonfinite)) {
+      count_nonfinite<format>(nonfinite, wanted, lane, tally);
+    }
+    if (place.data >= 0) {
+      write_strip(args.layer.base + place.data, lane.strip, words);
+    }
+    if (cast_back && wanted) {
+      write_strip(back, lane.strip, words);
+    }
   }
 }
 
+/* Rows [first, first + count), count at most 32: their slots and positions are read at once. */
 template <class format, bool counted, bool cast_back>
 __device__ __forceinline__ void store_fused(const fused_args &args, const fused_lane<format> &lane, uint64_t first,
-                                            row_tally &tally) {
+                                            uint32_t count, row_tally &tally) {
+  constexpr uint32_t rows = strip_shape<format>::rows;
   fused_row own = {{record_ignore, 0}, 0};
-  if (lane_index() < format::rows_per_pass && first + lane_index() < args.row_count) {
+  if ((uint32_t)lane_index() < count) {
     own = find_fused_row<counted, cast_back>(args, first + lane_index(), format::data_step, tally);
   }
-  uint64_t index = first + lane.row_of_warp;
-  uint64_t read = index < args.row_count ? index : first; /* what becomes of it goes nowhere */
-  row_chunks<format> row;
-  lane.read(args.source.base + read * args.source.stride_bytes, row.words);
-  record_place place = record_from_lane<format>(own.place, lane.row_of_warp);
-  int32_t position = from_lane(own.position, lane.row_of_warp);
-  bool wanted = place.data != record_ignore;
-  if (!__any_sync(full_warp, wanted)) {
-    return;
-  }
-  fused_values<format> values;
-#pragma unroll
-  for (int c = 0; c < format::chunks; c++) {
-    values.chunk[c] = float_chunk::from(row.words[c]);
-  }
-  const uint8_t *angles = args.cos_sin.base + (uint64_t)(uint32_t)position * args.cos_sin.stride_bytes;
-  transform(args, lane, values, angles, wanted, row.words);
-  row_codes<format> made = quantize_row(row, wanted, lane.row_lane, lane.row_of_warp, tally);
-  if (place.data >= 0) {
-    write_record(args.layer, place, made, lane.row_lane);
-  }
-  if (cast_back && wanted) {
-    write_cast_back(args.cast_back.base + index * args.cast_back.stride_bytes, made, lane.row_lane);
+  const uint8_t *from = args.source.base + (first + lane.row) * args.source.stride_bytes;
+  row_ahead<format> ahead;
+  ahead.fetch(args, lane, from, lane.row, own);
+#pragma unroll 1
+  for (uint32_t done = 0; done < count; done += rows) {
+    fused_values<format> values = fused_values<format>::from(ahead.words);
+    fused_angles<format> angles = ahead.angles;
+    record_place place = ahead.place;
+    int32_t position = ahead.position;
+    from += rows * args.source.stride_bytes;
+    if (done + rows < count) {
+      ahead.fetch(args, lane, from, (int)(done + rows) + lane.row, own);
+    }
+    bool wanted = place.data != record_ignore;
+    if (__any_sync(full_warp, wanted)) {
+      uint4 words[strip_chunks];
+      transform(args, lane, angles, position, wanted, values, words);
+      finish_row<format, cast_back>(args, lane, first + done + lane.row, place, words, tally);
+    }
   }
 }
 
@@ -386,6 +468,7 @@ template <bool counted> __device__ __forceinline__ void fused_tally_add(const ro
   }
 }
 
+/* args.warp_rows: at most 32, a multiple of the rows that a warp has at once. */
 template <class format, int ops, bool counted, bool cast_back>
 __global__ void __launch_bounds__(fused_threads, fused_blocks)
     fused_store_kernel(const __grid_constant__ fused_batch<ops> batch) {
@@ -393,9 +476,11 @@ __global__ void __launch_bounds__(fused_threads, fused_blocks)
   chain_begin(args.counts);
   row_tally tally = {};
   fused_lane<format> lane = fused_lane<format>::make(args);
-  for (uint64_t first = warp_index() * format::rows_per_pass; first < args.row_count;
-       first += warp_count() * format::rows_per_pass) {
-    store_fused<format, counted, cast_back>(args, lane, first, tally);
+  for (uint64_t first = warp_index() * args.warp_rows; first < args.row_count;
+       first += warp_count() * args.warp_rows) {
+    uint64_t left = args.row_count - first;
+    store_fused<format, counted, cast_back>(args, lane, first,
+                                            left < args.warp_rows ? (uint32_t)left : args.warp_rows, tally);
   }
   fused_tally_add<counted>(tally, args.counts);
 }

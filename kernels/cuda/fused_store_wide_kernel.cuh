@@ -25,10 +25,6 @@ inline uint32_t wide_threads(uint32_t elements) {
   return threads < lanes_per_warp ? lanes_per_warp : threads < wide_threads_max ? threads : wide_threads_max;
 }
 
-__device__ __forceinline__ float round_to_bf16(float value) {
-  return f32_of_low_bf16(bf16_pair(value, value));
-}
-
 /* A row in shared memory; every function is one of all threads and leaves it as all of them see it. */
 struct wide_row {
   float *values;

@@ -79,34 +79,39 @@ __device__ __forceinline__ gathered_row find_row(const gather_args &args, uint64
   return gathered_row{place, source.row};
 }
 
-/* ---- quantized formats: a warp takes one row, or two of 128 elements ---- */
+/* ---- quantized formats: a warp takes one row, or four of 128 elements ---- */
 
-template <class format, bool cast_back>
+/* What goes to the output beside the record. */
+enum gather_back { back_none, back_cast, back_copied };
+
+template <class format, gather_back back>
 __device__ __forceinline__ void store_gathered(const gather_args &args, uint64_t first, row_tally &tally) {
-  const int row_lane = lane_index() % format::lanes_per_row;
-  const int row_of_warp = lane_index() / format::lanes_per_row;
+  const strip_lane lane = strip_lane::make<format>();
   gathered_row own = {{record_ignore, 0}, source_zeros};
-  if (lane_index() < format::rows_per_pass && first + lane_index() < args.row_count) {
-    own = find_row(args, first + lane_index(), format::data_step, tally);
+  if (lane_index() < strip_shape<format>::rows && first + lane_index() < args.row_count) {
+    own = find_row<back == back_copied>(args, first + lane_index(), format::data_step, tally);
   }
-  record_place place = record_from_lane<format>(own.place, row_of_warp);
-  int64_t source = from_lane(own.source, row_of_warp);
+  record_place place = record_from_lane<format>(own.place, lane.row);
+  int64_t source = from_lane(own.source, lane.row);
   bool wanted = place.data != record_ignore;
-  row_chunks<format> row;
-#pragma unroll
-  for (int chunk = 0; chunk < format::chunks; chunk++) {
-    row.words[chunk] = make_uint4(0, 0, 0, 0);
-    if (wanted && source != source_zeros) {
-      const uint8_t *from = args.source.base + (uint64_t)source * args.source.stride_bytes;
-      row.words[chunk] = load_16_bytes(from + (chunk * format::lanes_per_row + row_lane) * 16);
-    }
+  row_strip<format> row = {{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)}, 0};
+  if (wanted && source != source_zeros) {
+    read_strip(args.source.base + (uint64_t)source * args.source.stride_bytes, lane.strip, row.words);
   }
-  row_codes<format> made = quantize_row(row, wanted, row_lane, row_of_warp, tally);
+  uint8_t *out = args.out.base + (first + lane.row) * args.out.stride_bytes;
+  if (back == back_copied && wanted) {
+    write_strip(out, lane.strip, row.words);
+  }
+  bool counts = back == back_copied ? place.data >= 0 : wanted;
+  if (back == back_copied && !__any_sync(full_warp, counts)) {
+    return; /* nothing to quantize */
+  }
+  strip_codes<format> made = quantize_strip(row, counts, lane, tally);
   if (place.data >= 0) {
-    write_record(args.layer, place, made, row_lane);
+    write_record(args.layer, place, made, lane.strip);
   }
-  if (cast_back && wanted) {
-    write_cast_back(args.out.base + (first + row_of_warp) * args.out.stride_bytes, made, row_lane);
+  if (back == back_cast && wanted) {
+    write_cast_back(out, made, lane.strip);
   }
 }
 

@@ -107,6 +107,12 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
+/* The same number, of which the compiler knows nothing: it stays in a register. */
+__device__ __forceinline__ float held(float v) {
+  asm volatile("" : "+f"(v));
+  return v;
+}
+
 /* At most one unit in the last place off; for normal numbers whose reciprocal is normal. */
 __device__ __forceinline__ float reciprocal_approximate(float v) {
   float r;

@@ -1,7 +1,8 @@
 /* One row at a time into its record: what fused_store and a store through a gather index share.
  *
- * A warp has one row of 512 elements or two of 128, as chunks (format.cuh). Where the record is was found by one lane;
- * what is special about a row's values is looked for in every row and dealt with by the whole warp when there is any.
+ * A lane has a strip of a row: sixteen consecutive elements, of which no group's scale has fewer. A warp has one row of
+ * 512 elements or four of 128. Where the record is was found by one lane; what is special about a row's values is
+ * looked for in every row and dealt with by the whole warp when there is any.
  */
 #ifndef KVPOOL_KERNELS_CUDA_ROW_STORE_CUH
 #define KVPOOL_KERNELS_CUDA_ROW_STORE_CUH
@@ -14,6 +15,9 @@
 #include "kernels/cuda/quantize.cuh"
 
 namespace kvp {
+
+constexpr int strip_chunks = 2;
+constexpr int strip_elements = strip_chunks * chunk_elements;
 
 /* Where the record of a row is; without one, data is one of the negative numbers. */
 struct record_place {
@@ -48,30 +52,34 @@ __device__ __forceinline__ record_place find_record(const layer_layout &layer, c
   return place;
 }
 
-/* The lane's chunks of a row, and the group maxima of both, one in each half. */
-template <class format> struct row_chunks {
-  uint4 words[format::chunks];
-  uint32_t maxima;
+/* How rows of a format lie in a warp. */
+template <class format> struct strip_shape {
+  static constexpr int lanes = format::elements / strip_elements; /* of a row */
+  static constexpr int rows = lanes_per_warp / lanes;             /* of a warp */
+  static constexpr uint32_t lanes_mask = full_warp >> (lanes_per_warp - lanes);
+};
 
-  __device__ __forceinline__ uint32_t amax(int chunk) const { return chunk == 0 ? maxima & 0xFFFF : maxima >> 16; }
+/* The lane's strip, and the largest magnitude of the group that it is in. */
+template <class format> struct row_strip {
+  static constexpr int lanes_per_group = format::lanes_per_group / strip_chunks;
+  uint4 words[strip_chunks];
+  uint32_t amax;
 
-  template <bool finite_only> __device__ __forceinline__ void find_maxima() {
-    uint32_t first = chunk_maximum<finite_only>(words[0]);
-    uint32_t last = format::chunks == 1 ? first : chunk_maximum<finite_only>(words[format::chunks - 1]);
-    maxima = __vmaxu2(__byte_perm(first, last, 0x5410), __byte_perm(first, last, 0x7632));
+  template <bool finite_only> __device__ __forceinline__ void find_amax() {
+    uint32_t maxima = __vmaxu2(chunk_maximum<finite_only>(words[0]), chunk_maximum<finite_only>(words[1]));
+    amax = max(maxima & 0xFFFF, maxima >> 16);
 #pragma unroll
-    for (int distance = 1; distance < format::lanes_per_group; distance *= 2) {
-      maxima = __vmaxu2(maxima, __shfl_xor_sync(full_warp, maxima, distance));
+    for (int distance = 1; distance < lanes_per_group; distance *= 2) {
+      amax = max(amax, __shfl_xor_sync(full_warp, amax, distance));
     }
   }
 
-  /* One of the lane's groups is not finite, or some of its codes may saturate. */
+  /* The group is not finite, or some of its codes may saturate. */
   __device__ __forceinline__ bool special() const {
-    uint32_t top = max(amax(0), maxima >> 16);
     if constexpr (format::scale == KVP_SCALE_E4M3) {
-      return top > saturation_limit || min(amax(0), maxima >> 16) < e4m3_scale_safe_min;
+      return amax > saturation_limit || amax < e4m3_scale_safe_min;
     }
-    return top >= bf16_infinity;
+    return amax >= bf16_infinity;
   }
 
 private:
@@ -81,58 +89,75 @@ private:
 };
 
 /* What a record is made of, as far as it is the lane's. */
-template <class format> struct row_codes {
-  typename format::codes codes[format::chunks];
-  uint32_t scales[format::chunks];
+template <class format> struct strip_codes {
+  typename format::codes codes[strip_chunks];
+  uint32_t scale;
 };
 
-/* Whole warp. Counts what is special, where the lane's row counts, and makes the rest of the way harmless. Yields which
- * of the lane's chunks are of groups that are not finite, bit by bit. */
+/* Where a lane is: which strip, of which of the warp's rows. */
+struct strip_lane {
+  int strip;
+  int row;
+
+  template <class format> static __device__ __forceinline__ strip_lane make() {
+    return strip_lane{lane_index() % strip_shape<format>::lanes, lane_index() / strip_shape<format>::lanes};
+  }
+};
+
+/* Whole warp: counts rows that are not finite. */
 template <class format>
-__device__ __forceinline__ uint32_t take_special_row(row_chunks<format> &row, bool counts, int row_lane,
-                                                     int row_of_warp, row_tally &tally) {
-  constexpr uint32_t lanes_of_row = full_warp >> (lanes_per_warp - format::lanes_per_row);
-  uint32_t nonfinite = 0;
+__device__ __forceinline__ void count_nonfinite(bool nonfinite, bool counts, const strip_lane &lane,
+                                                row_tally &tally) {
+  uint32_t lanes = __ballot_sync(full_warp, nonfinite) >> (lane.row * strip_shape<format>::lanes);
+  tally.nonfinite += (lanes & strip_shape<format>::lanes_mask) != 0 && counts && lane.strip == 0;
+}
+
+/* Whole warp. Counts what is special, where the lane's row counts, and makes the rest of the way harmless. True: the
+ * lane's group is not finite. */
+template <class format>
+__device__ __forceinline__ bool take_special_strip(row_strip<format> &row, bool counts, const strip_lane &lane,
+                                                   row_tally &tally) {
+  bool nonfinite = row.amax >= bf16_infinity;
+  bool saturated = format::scale == KVP_SCALE_E4M3 && row.amax > saturation_limit && !nonfinite;
+  tally.saturated += saturated && counts && lane.strip % row_strip<format>::lanes_per_group == 0;
+  count_nonfinite<format>(nonfinite, counts, lane, tally);
 #pragma unroll
-  for (int chunk = 0; chunk < format::chunks; chunk++) {
-    uint32_t amax = row.amax(chunk);
-    nonfinite |= (amax >= bf16_infinity) << chunk;
-    if (format::fp4 && amax >= bf16_infinity) {
+  for (int chunk = 0; chunk < strip_chunks; chunk++) {
+    if (format::fp4 && nonfinite) {
       row.words[chunk] = make_uint4(0, 0, 0, 0);
     } else if (format::scale == KVP_SCALE_E4M3) {
-      row.words[chunk] = cut_to_scale(row.words[chunk], amax);
+      row.words[chunk] = cut_to_scale(row.words[chunk], row.amax);
     }
-    bool saturated = format::scale == KVP_SCALE_E4M3 && amax > saturation_limit && amax < bf16_infinity;
-    tally.saturated += saturated && counts && row_lane % format::lanes_per_group == 0;
   }
-  uint32_t lanes = __ballot_sync(full_warp, nonfinite != 0) >> (row_of_warp * format::lanes_per_row);
-  tally.nonfinite += (lanes & lanes_of_row) != 0 && counts && row_lane == 0;
   if constexpr (format::fp4) {
-    row.maxima &= ((nonfinite & 1) != 0 ? 0 : 0xFFFF) | ((nonfinite & 2) != 0 ? 0 : 0xFFFF0000);
+    row.amax = nonfinite ? 0 : row.amax;
   } else {
-    row.template find_maxima<true>();
+    row.template find_amax<true>();
   }
   return nonfinite;
 }
 
 /* Whole warp. `counts`: something becomes of the lane's row. */
 template <class format>
-__device__ __forceinline__ row_codes<format> quantize_row(row_chunks<format> &row, bool counts, int row_lane,
-                                                          int row_of_warp, row_tally &tally) {
-  row.template find_maxima<false>();
+__device__ __forceinline__ strip_codes<format> quantize_strip(row_strip<format> &row, bool counts,
+                                                              const strip_lane &lane, row_tally &tally) {
+  row.template find_amax<false>();
   bool special = __any_sync(full_warp, row.special()) != 0;
-  uint32_t nonfinite = special ? take_special_row(row, counts, row_lane, row_of_warp, tally) : 0;
-  row_codes<format> made;
+  bool nonfinite = special && take_special_strip(row, counts, lane, tally);
+  strip_codes<format> made;
+  group_scale scale = scale_of_group<format>(row.amax);
+  made.scale = scale.stored;
 #pragma unroll
-  for (int chunk = 0; chunk < format::chunks; chunk++) {
-    group_scale scale = scale_of_group<format>(row.amax(chunk));
+  for (int chunk = 0; chunk < strip_chunks; chunk++) {
     made.codes[chunk] = encode<format>(row.words[chunk], scale);
-    made.scales[chunk] = scale.stored;
-    if (special) {
-      if constexpr (format::fp4) {
-        constexpr uint32_t nan = format::scale == KVP_SCALE_E4M3 ? e4m3_nan : ue8m0_nan;
-        made.scales[chunk] = (nonfinite >> chunk & 1) != 0 ? nan : made.scales[chunk];
-      } else {
+  }
+  if (special) {
+    if constexpr (format::fp4) {
+      constexpr uint32_t nan = format::scale == KVP_SCALE_E4M3 ? e4m3_nan : ue8m0_nan;
+      made.scale = nonfinite ? nan : made.scale;
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < strip_chunks; chunk++) {
         made.codes[chunk] = patch_e4m3_nan(row.words[chunk], made.codes[chunk]);
       }
     }
@@ -140,44 +165,55 @@ __device__ __forceinline__ row_codes<format> quantize_row(row_chunks<format> &ro
   return made;
 }
 
-__device__ __forceinline__ void write_chunk_codes(uint8_t *to, uint2 codes) {
-  store_8_bytes(to, codes);
+/* Data of records is where such stores may go: FORMATS section 2. */
+__device__ __forceinline__ void write_strip_codes(uint8_t *data, int strip, const uint2 (&codes)[strip_chunks]) {
+  store_16_bytes(data + strip * 16, make_uint4(codes[0].x, codes[0].y, codes[1].x, codes[1].y));
 }
-__device__ __forceinline__ void write_chunk_codes(uint8_t *to, uint32_t codes) {
-  store_4_bytes(to, codes);
+__device__ __forceinline__ void write_strip_codes(uint8_t *data, int strip, const uint32_t (&codes)[strip_chunks]) {
+  store_8_bytes(data + strip * 8, make_uint2(codes[0], codes[1]));
 }
 
-/* Lane i of a group's lanes stores the scale of its chunk i. */
+/* The first lane of a group stores its scale. */
 template <class format>
 __device__ __forceinline__ void write_record(const layer_layout &layer, const record_place &place,
-                                             const row_codes<format> &made, int row_lane) {
+                                             const strip_codes<format> &made, int strip) {
+  constexpr int lanes_per_group = row_strip<format>::lanes_per_group;
   uint8_t *data = layer.base + place.data;
   uint8_t *scales = data + format::data_bytes;
   if constexpr (!format::main_cache) {
     scales = data + layer.scales_begin_bytes - (uint64_t)place.offset * (format::data_step - format::scale_step);
   }
-#pragma unroll
-  for (int chunk = 0; chunk < format::chunks; chunk++) {
-    write_chunk_codes(data + (chunk * format::lanes_per_row + row_lane) * format::code_bytes, made.codes[chunk]);
-  }
-  int chunk = row_lane % format::lanes_per_group;
-  if constexpr (format::scale == KVP_SCALE_F32) {
-    if (chunk == 0) {
-      store_4_bytes(scales, made.scales[0]);
+  write_strip_codes(data, strip, made.codes);
+  if (strip % lanes_per_group == 0) {
+    if constexpr (format::scale == KVP_SCALE_F32) {
+      store_4_bytes(scales, made.scale);
+    } else {
+      store_byte(scales + strip / lanes_per_group, made.scale);
     }
-  } else if (chunk < format::chunks) {
-    store_byte(scales + format::group_of(row_lane, chunk),
-               chunk == 0 ? made.scales[0] : made.scales[format::chunks - 1]);
+  }
+}
+
+__device__ __forceinline__ void write_strip(uint8_t *row, int strip, const uint4 (&words)[strip_chunks]) {
+#pragma unroll
+  for (int chunk = 0; chunk < strip_chunks; chunk++) {
+    store_16_bytes(row + (strip * strip_chunks + chunk) * 16, words[chunk]);
+  }
+}
+__device__ __forceinline__ void read_strip(const uint8_t *row, int strip, uint4 (&words)[strip_chunks]) {
+#pragma unroll
+  for (int chunk = 0; chunk < strip_chunks; chunk++) {
+    words[chunk] = load_16_bytes(row + (strip * strip_chunks + chunk) * 16);
   }
 }
 
 template <class format>
-__device__ __forceinline__ void write_cast_back(uint8_t *to, const row_codes<format> &made, int row_lane) {
+__device__ __forceinline__ void write_cast_back(uint8_t *row, const strip_codes<format> &made, int strip) {
+  uint4 words[strip_chunks];
 #pragma unroll
-  for (int chunk = 0; chunk < format::chunks; chunk++) {
-    store_16_bytes(to + (chunk * format::lanes_per_row + row_lane) * 16,
-                   decode<format>(made.codes[chunk], made.scales[chunk]));
+  for (int chunk = 0; chunk < strip_chunks; chunk++) {
+    words[chunk] = decode<format>(made.codes[chunk], made.scale);
   }
+  write_strip(row, strip, words);
 }
 
 /* What lane `lane` found. */

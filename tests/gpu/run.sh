@@ -13,7 +13,7 @@ root=$(cd "$here/../.." && pwd)
 tests=$root/tests
 stages=(smoke golden differential hostile large sanitizer daemon faults mps bench)
 declare -A limits=(
-  [smoke]=60 [golden]=60 [differential]=120 [hostile]=90 [large]=150 [sanitizer]=180 [daemon]=180 [faults]=150 [mps]=180
+  [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=180 [faults]=150 [mps]=180
   [bench]=180
 )
 build=
@@ -150,6 +150,31 @@ pytest_run() {
     --junitxml "$logs/$name.xml" "$@"
 }
 
+# variants_ran PROGRAMS: a check for each size of kernels, which programs of tests/contract/ have as variants. What the
+# stage has printed so far says how many ops each of its programs ran by which.
+variants_ran() {
+  awk -v programs="$1" '
+    match($0, /^variant .*: [0-9]+ ops$/) {
+      name = $0
+      sub(/^variant /, "", name)
+      sub(/: [0-9]+ ops$/, "", name)
+      if (!(name in ops)) {
+        names[count++] = name
+      }
+      ops[name] += $(NF - 1)
+      ran[name] += $(NF - 1) > 0
+    }
+    END {
+      for (i = 0; i < count; i++) {
+        name = names[i]
+        printf "%s %s: %d ops in %d programs of %d\n", ran[name] == programs ? "[       OK ]" : "[  FAILED  ]", name, ops[name], \
+          ran[name], programs
+        failed += ran[name] != programs
+      }
+      exit failed > 0 || count == 0
+    }' "$logs/$KVPOOL_GPU_STAGE.log"
+}
+
 skip() {
   echo "SKIPPED: $1"
   exit 77
@@ -173,6 +198,7 @@ stage_smoke() {
 stage_golden() {
   program "$build/tests/gpu/contract_golden_cuda"
   program "$build/tests/gpu/contract_ops_golden_cuda"
+  variants_ran 2
 }
 
 # 10,000 cases, by as many processes as there are processors for: the reference is what takes time.
@@ -189,6 +215,7 @@ stage_differential() {
   for pid in "${pids[@]}"; do
     wait "$pid" || status=$?
   done
+  variants_ran "${#pids[@]}" || status=1
   return "$status"
 }
 
