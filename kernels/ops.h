@@ -165,6 +165,33 @@ struct kvp_fused_store_params {
   bool positions_checked; /* else a row outside the table is rejected */
 };
 
+/* ---- replay: fused stores of a captured graph, one after another, each between two points ----
+ *
+ * A point is a word in the backend's memory, every 64 bytes one, that counts up (proto/timeline_wire.h), and a value. An
+ * op begins when its wait's word has been counted up to the value by somebody else, and then all that it reads is read
+ * anew; when it and those before it are done, its signal's word becomes the value unless it is larger. */
+
+struct kvp_replay_points {
+  const uint64_t *wait; /* NULL: it doesn't */
+  uint64_t wait_value;
+  uint64_t *signal; /* NULL: it doesn't */
+  uint64_t signal_value;
+};
+
+enum kvp_replay_end {
+  KVP_REPLAY_DONE = 0,
+  KVP_REPLAY_DEADLINE = 1, /* it passed while an op waited */
+  KVP_REPLAY_ABORTED = 2,  /* likewise: whose it is wants it to end */
+  KVP_REPLAY_POISONED = 3, /* the word that an op waited for */
+};
+
+/* What became of it. If it is not done, `op` and those behind it have not signalled and their words are poisoned. */
+struct kvp_replay_result {
+  enum kvp_replay_end end;
+  uint32_t op;
+  uint64_t value; /* that the word had */
+};
+
 /* ---- blocks: OPS.md "copy_blocks", "zero_blocks"; one region, every layer ---- */
 
 struct kvp_blocks_params {

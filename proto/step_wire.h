@@ -92,10 +92,14 @@ enum kvp_wire_op_flag {
   KVP_OP_SIGNALS = 256, /* when it and all before it are done, `signal`'s word gets its value; likewise */
 };
 
+enum kvp_wire_point_flag {
+  KVP_POINT_ABSOLUTE = 1, /* the step's base isn't added: for waits with constants, of memory-operation nodes */
+};
+
 /* A word of the ring's timelines (proto/timeline_wire.h) and a value, to which the step's `base` is added. */
 struct kvp_wire_point {
-  uint32_t word; /* wait: any; signal: one of the executor's */
-  uint32_t reserved;
+  uint32_t word;  /* wait: any; signal: one of the executor's */
+  uint32_t flags; /* enum kvp_wire_point_flag */
   uint64_t value;
 };
 
@@ -123,6 +127,10 @@ struct kvp_wire_op {
 
 enum kvp_wire_step_flag {
   KVP_STEP_NOT_ACCEPTED_TOLD = 1, /* no ACCEPTED completion: only DONE, REFUSED or FAILED; on a worker's ring only */
+  /* Words of its points are not the timelines', but every 64 bytes of buffer `words_buffer_id`: the device itself waits
+   * for them. Fused stores only, each of which waits or signals; on a worker's ring only, and only where kernels may wait
+   * for others (KVP_READY_MPS of a GPU; any host). Signals never make a word smaller, so a poisoned one stays so. */
+  KVP_STEP_DEVICE_WORDS = 2,
 };
 
 /* 64 bytes. */
@@ -137,8 +145,8 @@ struct kvp_wire_step {
   uint32_t flags; /* enum kvp_wire_step_flag */
   uint64_t epoch; /* the latest the client has seen */
   uint64_t base;  /* added to the values of all points */
-  uint64_t deadline_ns; /* for its waits, from its acceptance on; 0, or more than the ring's: the ring's */
-  uint64_t reserved[1];
+  uint64_t deadline_ns;     /* for its waits, from its acceptance on; 0, or more than the ring's: the ring's */
+  uint64_t words_buffer_id; /* 0 without KVP_STEP_DEVICE_WORDS */
 };
 
 /* One op's report, 104 bytes. */

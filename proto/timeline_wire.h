@@ -15,8 +15,10 @@
 #ifndef KVPOOL_PROTO_TIMELINE_WIRE_H
 #define KVPOOL_PROTO_TIMELINE_WIRE_H
 
-#include <stdatomic.h>
 #include <stdint.h>
+#ifndef __cplusplus
+#include <stdatomic.h>
+#endif
 
 #define KVP_TIMELINE_POISON (UINT64_C(1) << 62)
 
@@ -27,9 +29,11 @@ enum {
   kvp_timeline_bytes = kvp_timeline_words * 64, /* of the memfd */
 };
 
+#ifndef __cplusplus /* GPU kernels need the numbers */
 struct kvp_timeline_word {
   _Alignas(64) _Atomic uint64_t value;
 };
 _Static_assert(sizeof(struct kvp_timeline_word) == 64, "a cache line of its own");
+#endif
 
 #endif

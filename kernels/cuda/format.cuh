@@ -21,6 +21,7 @@ template <int elements_, int elements_per_scale_, kvp_quantized_dtype dtype_, kv
           bool main_cache_>
 struct quantized_format {
   static constexpr bool quantized = true;
+  static constexpr bool live = false;
   static constexpr int elements = elements_;
   static constexpr kvp_scale_format scale = scale_;
   static constexpr bool fp4 = dtype_ == KVP_QUANTIZED_E2M1;
@@ -59,11 +60,16 @@ using format_index_mxfp8 = quantized_format<128, 32, KVP_QUANTIZED_E4M3, KVP_SCA
 /* bf16 of the default width, for kernels that know how wide a row is. */
 struct format_bf16_512 {
   static constexpr bool quantized = false;
+  static constexpr bool live = false;
   static constexpr int elements = 512;
   static constexpr bool main_cache = true;
   static constexpr int row_bytes = 2 * elements;
   static constexpr int data_step = row_bytes;
 };
+
+/* The same of rows, tables and weights that others write while the kernel runs: nothing of them is kept in a cache that
+ * doesn't notice. */
+template <class format> struct live_format : format { static constexpr bool live = true; };
 
 /* Largest BF16 magnitude that an e4m3 scale of e2m1 codes holds: 2688 = 448 * 6. */
 constexpr uint32_t saturation_limit = 0x4528;

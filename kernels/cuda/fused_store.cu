@@ -1,6 +1,5 @@
 /* fused_store: which kernel is launched, for how many ops at once, and how wide. See fused_store_kernel.cuh. */
 #include <assert.h>
-#include <math.h>
 
 #include "kernels/cuda/fused_store_kernel.cuh"
 #include "kernels/cuda/fused_store_wide_kernel.cuh"
@@ -85,38 +84,12 @@ cudaError_t fused_store_prepare(int device) {
 }
 
 static uint32_t kind_of(const kvp_geometry &geometry) {
-  bool wide = geometry.format->id == KVP_FORMAT_BF16 && geometry.sizes.elements != format_bf16_512::elements;
-  return wide ? (uint32_t)fused_wide : (uint32_t)geometry.format->id;
+  return fused_is_wide(geometry) ? (uint32_t)fused_wide : (uint32_t)geometry.format->id;
 }
 
 /* What was checked before was counted before. */
 static bool kernel_counts(const kvp_fused_store_params &params) {
   return params.store.check.entries != nullptr || !params.positions_checked;
-}
-
-static fused_args make_args(const kvp_fused_store_params &params, kvp_cuda_counts *counts, uint32_t warp_rows) {
-  uint32_t elements = params.store.layer.geometry->sizes.elements;
-  assert((elements & (elements - 1)) == 0 && elements >= 8 && elements <= kvp_cuda_fused_elements_max);
-  assert(params.store.gather == nullptr);
-  return fused_args{layer_layout::make(params.store.layer),
-                    params.store.source,
-                    params.store.cast_back,
-                    params.store.slots,
-                    params.positions,
-                    params.norm_weight,
-                    params.cos_sin,
-                    params.store.row_count,
-                    params.position_count,
-                    params.store.check,
-                    counts,
-                    warp_rows,
-                    elements,
-                    params.rotary_dims,
-                    params.rope_offset,
-                    params.eps,
-                    1.0f / (float)elements,
-                    1.0f / sqrtf((float)elements),
-                    params.flags};
 }
 
 /* Same kernel, same shape of its blocks. */
@@ -134,7 +107,8 @@ struct fused_share {
 };
 
 /* For the longest op, as many blocks of all as the device holds; their warps go round equally often. */
-static fused_share share_out(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops, uint32_t resident_blocks) {
+static fused_share share_out(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops,
+                             uint32_t resident_blocks) {
   uint64_t most = launched_blocks(divide_up(resident_blocks, ops), grid_blocks_max);
   if (kind_of(geometry) == fused_wide) {
     return fused_share{launched_blocks(rows_max, most), 1};
@@ -165,12 +139,12 @@ static cudaError_t launch_together(const kvp_fused_store_params *const *params, 
   fused_share share = share_out(geometry, rows_max, count, facts.resident_blocks);
   dim3 blocks(share.blocks, count);
   if (count == 1) {
-    fused_batch<1> batch = {{make_args(first, counts[0], share.warp_rows)}};
+    fused_batch<1> batch = {{fused_args::make(first, counts[0], share.warp_rows)}};
     return launch_chained(entry.one, facts, blocks, threads, shared_bytes, stream, batch);
   }
   fused_batch<batch_ops_max> batch = {};
   for (uint32_t i = 0; i < count; i++) {
-    batch.of[i] = make_args(*params[i], counts[i], share.warp_rows);
+    batch.of[i] = fused_args::make(*params[i], counts[i], share.warp_rows);
   }
   return launch_chained(entry.several, facts, blocks, threads, shared_bytes, stream, batch);
 }

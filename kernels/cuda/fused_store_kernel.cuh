@@ -10,6 +10,8 @@
 #ifndef KVPOOL_KERNELS_CUDA_FUSED_STORE_KERNEL_CUH
 #define KVPOOL_KERNELS_CUDA_FUSED_STORE_KERNEL_CUH
 
+#include <assert.h>
+#include <math.h>
 #include <stdint.h>
 
 #include "kernels/cuda/chain.cuh"
@@ -44,7 +46,37 @@ struct fused_args {
   uint32_t flags;        /* kvp_fused_flag */
 
   __device__ __forceinline__ bool has(kvp_fused_flag flag) const { return (flags & (uint32_t)flag) != 0; }
+
+  static fused_args make(const kvp_fused_store_params &params, kvp_cuda_counts *counts, uint32_t warp_rows) {
+    uint32_t elements = params.store.layer.geometry->sizes.elements;
+    assert((elements & (elements - 1)) == 0 && elements >= 8 && elements <= kvp_cuda_fused_elements_max);
+    assert(params.store.gather == nullptr);
+    return fused_args{layer_layout::make(params.store.layer),
+                      params.store.source,
+                      params.store.cast_back,
+                      params.store.slots,
+                      params.positions,
+                      params.norm_weight,
+                      params.cos_sin,
+                      params.store.row_count,
+                      params.position_count,
+                      params.store.check,
+                      counts,
+                      warp_rows,
+                      elements,
+                      params.rotary_dims,
+                      params.rope_offset,
+                      params.eps,
+                      1.0f / (float)elements,
+                      1.0f / sqrtf((float)elements),
+                      params.flags};
+  }
 };
+
+/* bf16 of another width than the default: fused_store_wide_kernel.cuh. */
+inline bool fused_is_wide(const kvp_geometry &geometry) {
+  return geometry.format->id == KVP_FORMAT_BF16 && geometry.sizes.elements != format_bf16_512::elements;
+}
 
 /* Ops of one launch: blockIdx.y says which. */
 template <int ops> struct fused_batch {
@@ -121,8 +153,8 @@ template <class format> struct fused_values {
 #pragma unroll
     for (int chunk = 0; chunk < strip_chunks; chunk++) {
       const float *first = of + chunk * chunk_elements;
-      words[chunk] = float_chunk{{first[0], first[1], first[2], first[3], first[4], first[5], first[6], first[7]}}
-                         .rounded();
+      words[chunk] =
+          float_chunk{{first[0], first[1], first[2], first[3], first[4], first[5], first[6], first[7]}}.rounded();
     }
   }
 
@@ -206,6 +238,9 @@ template <class format> struct fused_angles {
   static __device__ __forceinline__ const float *row_of(const fused_args &args, int32_t position) {
     return (const float *)(args.cos_sin.base + (uint64_t)(uint32_t)position * args.cos_sin.stride_bytes);
   }
+  static __device__ __forceinline__ uint32_t read_angle(const float *from) {
+    return format::live ? load_4_bytes_live(from) : load_4_bytes(from);
+  }
   /* Not followed where nothing is wanted. */
   __device__ __forceinline__ void fetch(const fused_args &args, int32_t position, bool wanted, int strip) {
     const uint32_t half = args.rotary_dims / 2;
@@ -216,8 +251,8 @@ template <class format> struct fused_angles {
       cosine[k] = 0;
       sine[k] = 0;
       if (wanted && pair < half) {
-        cosine[k] = __uint_as_float(load_4_bytes(row + pair));
-        sine[k] = __uint_as_float(load_4_bytes(row + half + pair));
+        cosine[k] = __uint_as_float(read_angle(row + pair));
+        sine[k] = __uint_as_float(read_angle(row + half + pair));
       }
     }
   }
@@ -237,23 +272,29 @@ __device__ __forceinline__ void set_number(float &number, float value) {
   number = value;
 }
 
+/* Shared memory of a warp: all elements that it has at once. */
+constexpr int fused_warp_elements = lanes_per_warp * strip_elements;
+struct __align__(16) fused_warp_rows {
+  float of[fused_warp_elements];
+};
+
 /* Lane by lane, what doesn't depend on the row. */
 template <class format> struct fused_lane : strip_lane {
   fused_values<format> weights;
   bool rotates; /* some of the strip's elements */
   void *shared; /* the row's */
 
-  static __device__ __forceinline__ fused_lane make(const fused_args &args) {
-    __shared__ __align__(16) float rows[fused_warps][strip_shape<format>::rows][format::elements];
+  static __device__ __forceinline__ fused_lane make(const fused_args &args, fused_warp_rows *rows) {
+    static_assert(strip_shape<format>::rows * format::elements == fused_warp_elements, "a warp's rows");
     fused_lane lane;
     (strip_lane &)lane = strip_lane::make<format>();
     uint4 words[strip_chunks];
-    read_strip((const uint8_t *)args.norm_weight, lane.strip, words);
+    read_strip<format::live>((const uint8_t *)args.norm_weight, lane.strip, words);
     lane.weights = fused_values<format>::from(words);
     lane.weights.hold();
     uint32_t begin = (uint32_t)lane.strip * strip_elements;
     lane.rotates = begin < args.rope_offset + args.rotary_dims && args.rope_offset < begin + strip_elements;
-    lane.shared = rows[threadIdx.x / lanes_per_warp][lane.row];
+    lane.shared = rows[threadIdx.x / lanes_per_warp].of + lane.row * format::elements;
     return lane;
   }
 };
@@ -298,8 +339,7 @@ __device__ __forceinline__ void rotate_shared(const fused_args &args, const fuse
   if (half > fused_pairs_ahead) {
     const float *row = fused_angles<format>::row_of(args, position);
 #pragma unroll 1
-    for (uint32_t pair = fused_pairs_ahead + lane.strip; wanted && pair < half;
-         pair += fused_angles<format>::lanes) {
+    for (uint32_t pair = fused_pairs_ahead + lane.strip; wanted && pair < half; pair += fused_angles<format>::lanes) {
       pairs.rotate(pair, row[pair], row[half + pair]);
     }
   }
@@ -390,7 +430,7 @@ template <class format> struct row_ahead {
     words[0] = make_uint4(0, 0, 0, 0);
     words[1] = make_uint4(0, 0, 0, 0);
     if (wanted) {
-      read_strip(from, lane.strip, words);
+      read_strip<format::live>(from, lane.strip, words);
     }
   }
 };
@@ -474,8 +514,9 @@ __global__ void __launch_bounds__(fused_threads, fused_blocks)
     fused_store_kernel(const __grid_constant__ fused_batch<ops> batch) {
   const fused_args &args = batch.own();
   chain_begin(args.counts);
+  __shared__ fused_warp_rows rows[fused_warps];
   row_tally tally = {};
-  fused_lane<format> lane = fused_lane<format>::make(args);
+  fused_lane<format> lane = fused_lane<format>::make(args, rows);
   for (uint64_t first = warp_index() * args.warp_rows; first < args.row_count;
        first += warp_count() * args.warp_rows) {
     uint64_t left = args.row_count - first;

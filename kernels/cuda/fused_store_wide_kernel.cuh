@@ -31,9 +31,10 @@ struct wide_row {
   float *sums;
   uint32_t elements;
 
-  __device__ __forceinline__ void read(const uint8_t *from) const {
+  template <bool live> __device__ __forceinline__ void read(const uint8_t *from) const {
     for (uint32_t i = threadIdx.x; i < elements / chunk_elements; i += blockDim.x) {
-      float_chunk chunk = float_chunk::from(load_16_bytes(from + (uint64_t)i * 16));
+      const uint8_t *at = from + (uint64_t)i * 16;
+      float_chunk chunk = float_chunk::from(live ? load_16_bytes_live(at) : load_16_bytes(at));
 #pragma unroll
       for (int k = 0; k < chunk_elements; k++) {
         values[i * chunk_elements + k] = chunk.of[k];
@@ -127,7 +128,7 @@ struct wide_row {
   }
 };
 
-template <bool counted, bool cast_back>
+template <bool live, bool counted, bool cast_back>
 __device__ __forceinline__ void store_wide(const fused_args &args, const wide_row &row, uint64_t index,
                                            row_tally &tally) {
   __shared__ fused_row found;
@@ -142,7 +143,7 @@ __device__ __forceinline__ void store_wide(const fused_args &args, const wide_ro
     return;
   }
   bool rounds = args.has(KVP_FUSED_ROUND_TO_BF16);
-  row.read(args.source.base + index * args.source.stride_bytes);
+  row.read<live>(args.source.base + index * args.source.stride_bytes);
   row.normalize(args, rounds);
   row.rotate(args, (const float *)(args.cos_sin.base + position * args.cos_sin.stride_bytes));
   if (args.has(KVP_FUSED_HADAMARD)) {
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(wide_threads_max)
   row_tally tally = {};
   wide_row row = {shared_floats, shared_floats + args.elements, args.elements};
   for (uint64_t index = blockIdx.x; index < args.row_count; index += gridDim.x) {
-    store_wide<counted, cast_back>(args, row, index, tally);
+    store_wide<false, counted, cast_back>(args, row, index, tally);
   }
   fused_tally_add<counted>(tally, args.counts);
 }

@@ -34,9 +34,19 @@ struct kvp_cuda_counts {
   uint64_t rows_rejected;
   uint64_t rows_nonfinite;
   uint64_t groups_saturated;
-  uint64_t rows_taken; /* kvp_load_params.rows_taken points here */
-  uint64_t started_ns; /* the GPU's %globaltimer when the op's first block ran; 0: no kernel of ours ran */
-  uint64_t reserved;
+  uint64_t rows_taken;  /* kvp_load_params.rows_taken points here */
+  uint64_t started_ns;  /* the GPU's %globaltimer when the op's first block ran; 0: no kernel of ours ran */
+  uint64_t blocks_done; /* of an op of a replay */
+};
+
+/* The same memory where it is a replay's own. */
+struct kvp_cuda_replay_state {
+  uint64_t failure; /* 0: none; the larger, the earlier the op */
+  uint64_t value;   /* that the word had */
+  uint64_t blocks_ended;
+  uint64_t unused[5];
+  uint64_t started_ns;
+  uint64_t unused_too;
 };
 
 /* The end of a step: counts to the host and zero again, then the value to the timeline. */
@@ -66,6 +76,28 @@ cudaError_t kvp_cuda_fused_store_launch(const struct kvp_fused_store_params *par
  * pointers, strides, row counts, tables and eps are one launch; counts[i] is that of params[i]. */
 cudaError_t kvp_cuda_fused_stores_launch(const struct kvp_fused_store_params *const *params,
                                          struct kvp_cuda_counts *const *counts, uint32_t count, cudaStream_t stream);
+
+/* Of one launch: what its parameters have room for. */
+enum { kvp_cuda_replay_ops_max = 128, kvp_cuda_replay_blocks_max = 8 };
+
+/* Ops of a replay, or some of them: launches of one replay follow each other on a stream. Its few blocks wait on the
+ * device, so that whom it waits for must run beside it: in this process, or in another one under MPS. It ends when the
+ * deadline has passed or *abort has reached abort_value, whatever the words say. */
+struct kvp_cuda_replay {
+  const struct kvp_fused_store_params *ops; /* [op_count] */
+  const struct kvp_replay_points *points;   /* [op_count] */
+  struct kvp_cuda_counts *counts;           /* device, [op_count] */
+  uint32_t op_count;                        /* at most kvp_cuda_replay_ops_max */
+  uint32_t first_op;                        /* how many earlier launches had */
+  struct kvp_cuda_counts *state;            /* device: zero before the first launch */
+  const uint64_t *abort;                    /* registered host memory */
+  uint64_t abort_value;
+  uint64_t deadline_ns; /* of %globaltimer */
+};
+cudaError_t kvp_cuda_replay_launch(const struct kvp_cuda_replay *replay, cudaStream_t stream);
+/* found: the replay's own. */
+void kvp_cuda_replay_result(const struct kvp_cuda_counts *found, struct kvp_replay_result *out);
+
 cudaError_t kvp_cuda_convert_index_launch(const struct kvp_convert_index_params *params,
                                           struct kvp_cuda_counts *counts, cudaStream_t stream);
 cudaError_t kvp_cuda_swa_index_launch(const struct kvp_swa_index_params *params, struct kvp_cuda_counts *counts,

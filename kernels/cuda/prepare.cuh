@@ -122,6 +122,7 @@ cudaError_t gather_prepare(int device);
 cudaError_t fused_store_prepare(int device);
 cudaError_t index_prepare(int device);
 cudaError_t blocks_prepare(int device);
+cudaError_t replay_prepare(int device);
 
 } // namespace kvp
 

@@ -53,6 +53,23 @@ __device__ __forceinline__ void store_byte(void *to, uint32_t v) {
   asm volatile("st.global.u8 [%0], %1;" : : "l"(to), "r"(v) : "memory");
 }
 
+/* Memory that others write while the kernel runs, but not now: from cache lines that were fetched after the last
+ * acquire. */
+__device__ __forceinline__ uint4 load_16_bytes_live(const void *from) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint32_t load_4_bytes_live(const void *from) {
+  uint32_t v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+
 /* Memory that others may write at any time: one access, whatever the compiler would like. */
 __device__ __forceinline__ int32_t read_once(const int32_t *from) {
   int32_t v;
@@ -86,6 +103,35 @@ __device__ __forceinline__ uint64_t read_once(const uint64_t *from) {
 /* What this thread wrote or saw written is visible to everybody who sees the value. */
 __device__ __forceinline__ void store_release_system(uint64_t *to, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(v) : "memory");
+}
+
+/* The same of a value that is not below what stands there. */
+__device__ __forceinline__ void raise_release_system(uint64_t *to, uint64_t v) {
+  asm volatile("red.release.sys.global.max.u64 [%0], %1;" : : "l"(to), "l"(v) : "memory");
+}
+
+/* What was written before the value was is seen from here on, by the block behind its next barrier. */
+__device__ __forceinline__ uint64_t load_acquire_system(const uint64_t *from) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return v;
+}
+
+/* Among blocks of a device; returns what stood there before. */
+__device__ __forceinline__ uint64_t add_acquire_release(uint64_t *to, uint64_t v) {
+  uint64_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(v) : "memory");
+  return before;
+}
+__device__ __forceinline__ uint64_t raise_acquire_release(uint64_t *to, uint64_t v) {
+  uint64_t before;
+  asm volatile("atom.acq_rel.gpu.global.max.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(v) : "memory");
+  return before;
+}
+
+/* So that a thread that looks again and again leaves the others of its multiprocessor their turns. */
+__device__ __forceinline__ void pause_ns(uint32_t ns) {
+  asm volatile("nanosleep.u32 %0;" : : "r"(ns) : "memory");
 }
 
 __device__ __forceinline__ uint64_t global_timer_ns() {

@@ -199,10 +199,12 @@ __device__ __forceinline__ void write_strip(uint8_t *row, int strip, const uint4
     store_16_bytes(row + (strip * strip_chunks + chunk) * 16, words[chunk]);
   }
 }
+template <bool live = false>
 __device__ __forceinline__ void read_strip(const uint8_t *row, int strip, uint4 (&words)[strip_chunks]) {
 #pragma unroll
   for (int chunk = 0; chunk < strip_chunks; chunk++) {
-    words[chunk] = load_16_bytes(row + (strip * strip_chunks + chunk) * 16);
+    const uint8_t *from = row + (strip * strip_chunks + chunk) * 16;
+    words[chunk] = live ? load_16_bytes_live(from) : load_16_bytes(from);
   }
 }
 
