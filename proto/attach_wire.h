@@ -18,7 +18,7 @@
 
 #define KVP_ATTACH_VERSION UINT32_C(1)
 
-enum { kvp_ipc_handle_bytes = 64 };
+enum { kvp_ipc_handle_bytes = 64, kvp_import_alignment_bytes = 16 };
 
 enum kvp_attach_kind {
   /* worker -> supervisor */
@@ -120,7 +120,8 @@ enum kvp_import_kind {
   KVP_IMPORT_IPC_HANDLE = 3, /* a cudaIpcMemHandle_t; only of uids that are allowed to */
 };
 
-/* Bytes [offset, offset + bytes) of an allocation of allocation_bytes become a buffer. */
+/* Bytes [offset, offset + bytes) of an allocation of allocation_bytes become a buffer; offset is a multiple of
+ * kvp_import_alignment_bytes. */
 struct kvp_attach_import {
   uint32_t kind;
   uint32_t reserved;

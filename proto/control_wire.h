@@ -131,6 +131,7 @@ struct kvp_control_ready {
   uint64_t memory_granularity_bytes; /* a memory takes a multiple of it; 1: as many bytes as it has */
   uint32_t flags;
   uint32_t reserved;
+  char uuid[kvp_name_bytes_max];   /* of a GPU: "GPU-..."; "" for the host */
   char driver[kvp_name_bytes_max]; /* "580.95.05, CUDA 13.0"; "" for the host */
   char description[kvp_note_bytes_max];
 };

@@ -174,6 +174,13 @@ void kvp_ring_deinit(struct kvp_ring *ring) {
   memset(ring, 0, sizeof *ring);
 }
 
+uint64_t kvp_ring_commands_consumed(int fd) {
+  const size_t place = offsetof(struct ring_header, lanes) + offsetof(struct kvp_lane_shared, consumed);
+  uint64_t consumed = 0;
+  ssize_t got = pread(fd, &consumed, sizeof consumed, (off_t)place);
+  return got == (ssize_t)sizeof consumed ? consumed : 0;
+}
+
 /* Where a payload of that size would start: here, or at the arena's next beginning when it would not be contiguous.
  */
 static uint64_t payload_place(const struct kvp_lane_end *end, uint32_t payload_bytes) {

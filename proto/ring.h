@@ -78,6 +78,9 @@ int kvp_ring_create(const char *name, const struct kvp_ring_sizes *sizes, struct
 /* Maps a ring. Checks seals, size, header. fd stays the caller's. deinit unmaps. */
 enum kvp_status kvp_ring_init(struct kvp_ring *ring, int fd, enum kvp_ring_role role, struct kvp_error *error);
 void kvp_ring_deinit(struct kvp_ring *ring);
+/* Records that the command lane's consumer says to have taken. For display: both sides can write there. fd: of
+ * kvp_ring_create; needs no map. */
+uint64_t kvp_ring_commands_consumed(int fd);
 
 /* Producer: room for one record with payload_bytes of payload, contiguous; NULL when the lane is full (or the
  * size can never fit). Write the payload through the pointer, then publish. With payload_bytes 0 the pointer is

@@ -268,10 +268,17 @@ void kvp_compressed_parts_accept(struct kvp_compressed_parts *parts, const struc
 }
 
 void kvp_compressed_parts_finish(struct kvp_compressed_parts *parts, const struct kvp_step *step) {
-  for (struct kvp_kept_part *kept = step->assembles ? parts->newest : NULL; kept != NULL; kept = kept->next) {
-    if (kept->step == step) {
-      kept->step = NULL;
+  if (!step->assembles) {
+    return;
+  }
+  for (struct kvp_kept_part **link = &parts->newest; *link != NULL;) {
+    struct kvp_kept_part *kept = *link;
+    if (kept->step == step && step->is_failed) {
+      part_remove(parts, link);
+      continue;
     }
+    kept->step = kept->step == step ? NULL : kept->step;
+    link = &kept->next;
   }
 }
 

@@ -2,7 +2,9 @@
 #include "server/executor/control.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -19,6 +21,7 @@ struct kvp_control {
   struct kvp_memories memories;
   pthread_t thread;
   bool closed_by_peer;
+  struct kvp_object_change *asked; /* removals that are pending */
   struct kvp_fd_message message;
 };
 
@@ -70,6 +73,17 @@ static enum kvp_status memory_destroy(struct kvp_control *control, struct kvp_er
   return kvp_memories_destroy(&control->memories, request.memory_id, error);
 }
 
+static enum kvp_status memory_open(struct kvp_control *control, struct kvp_error *error) {
+  struct kvp_control_open request;
+  memcpy(&request, control->message.body, sizeof request);
+  if (control->message.fd_count > 1) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "memory %llu: %u descriptors, at most one is needed",
+                         (unsigned long long)request.memory_id, control->message.fd_count);
+  }
+  return kvp_memories_open(&control->memories, &request,
+                           control->message.fd_count == 1 ? control->message.fds[0] : -1, error);
+}
+
 /* ---- pools ---- */
 
 static void pool_free(struct kvp_control *control, struct kvp_pool *pool, uint32_t used_regions) {
@@ -113,18 +127,6 @@ err_pool:
   return status;
 }
 
-static enum kvp_status pool_detach(struct kvp_control *control, struct kvp_error *error) {
-  struct kvp_control_pool request;
-  memcpy(&request, control->message.body, sizeof request);
-  struct kvp_object_change change = {.kind = KVP_REMOVE_POOL, .id = request.pool_id};
-  if (kvp_server_change(control->server, &change) != KVP_OK) {
-    *error = change.error;
-    return (enum kvp_status)error->status;
-  }
-  pool_free(control, change.pool, change.pool->region_count);
-  return KVP_OK;
-}
-
 /* ---- buffers ---- */
 
 static void buffer_free(struct kvp_control *control, struct kvp_buffer *buffer) {
@@ -161,16 +163,117 @@ static enum kvp_status buffer_attach(struct kvp_control *control, struct kvp_err
   return status;
 }
 
-static enum kvp_status buffer_detach(struct kvp_control *control, struct kvp_error *error) {
-  struct kvp_control_buffer request;
+/* ---- rings ---- */
+
+static enum kvp_status ring_attach(struct kvp_control *control, struct kvp_error *error) {
+  struct kvp_control_ring request;
   memcpy(&request, control->message.body, sizeof request);
-  struct kvp_object_change change = {.kind = KVP_REMOVE_BUFFER, .id = request.buffer_id};
-  if (kvp_server_change(control->server, &change) != KVP_OK) {
-    *error = change.error;
+  if (control->message.fd_count != kvp_control_ring_fd_count) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "attachment %llu: %u descriptors, a ring has %d",
+                         (unsigned long long)request.attachment_id, control->message.fd_count,
+                         kvp_control_ring_fd_count);
+  }
+  struct kvp_served_ring *ring = kvp_served_ring_new(&request, control->message.fds, control->memories.device, error);
+  if (ring == NULL) {
     return (enum kvp_status)error->status;
   }
-  buffer_free(control, change.buffer);
-  return KVP_OK;
+  (void)close(control->message.fds[KVP_CONTROL_RING_FD_RING]); /* mapped */
+  (void)close(control->message.fds[KVP_CONTROL_RING_FD_TIMELINES]);
+  control->message.fd_count = 0;
+  struct kvp_object_change change = {.kind = KVP_ADD_RING, .ring = ring};
+  enum kvp_status status = kvp_server_change(control->server, &change);
+  if (status != KVP_OK) {
+    *error = change.error;
+    kvp_served_ring_destroy(ring);
+  }
+  return status;
+}
+
+/* ---- removals ---- */
+
+static void removed_free(struct kvp_control *control, const struct kvp_object_change *change) {
+  switch (change->kind) {
+  case KVP_REMOVE_POOL:
+    pool_free(control, change->pool, change->pool->region_count);
+    break;
+  case KVP_REMOVE_BUFFER:
+    buffer_free(control, change->buffer);
+    break;
+  default:
+    kvp_served_ring_destroy(change->ring);
+    break;
+  }
+}
+
+static void change_done(struct kvp_control *control, struct kvp_object_change *change) {
+  const struct kvp_error done = {.op = -1, .position = -1};
+  struct kvp_object_change **link = &control->asked;
+  while (*link != change) {
+    link = &(*link)->next_asked;
+  }
+  *link = change->next_asked;
+  removed_free(control, change);
+  kvp_control_result_send(control->socket, change->request, &done);
+  free(change);
+}
+
+static void ring_failed(const struct kvp_control *control, const struct kvp_news *news) {
+  const struct kvp_served_ring *ring =
+      (const void *)((const uint8_t *)news - offsetof(struct kvp_served_ring, failed));
+  const struct kvp_control_ring_failed body = {.attachment_id = ring->attachment_id, .error = ring->error};
+  (void)kvp_fd_socket_send(control->socket, KVP_CONTROL_RING_FAILED, 0, &body, sizeof body, NULL, 0);
+}
+
+static void news_read(struct kvp_control *control) {
+  struct kvp_news *news = kvp_server_news(control->server);
+  while (news != NULL) {
+    struct kvp_news *next = news->next;
+    if (news->kind == KVP_NEWS_RING_FAILED) {
+      ring_failed(control, news);
+    } else {
+      change_done(control, (struct kvp_object_change *)news);
+    }
+    news = next;
+  }
+}
+
+/* *wants_reply: false when the answer comes later. */
+static enum kvp_status removal_ask(struct kvp_control *control, enum kvp_object_change_kind kind, uint64_t id,
+                                   bool *wants_reply, struct kvp_error *error) {
+  struct kvp_object_change *change = calloc(1, sizeof *change);
+  if (change == NULL) {
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for a removal");
+  }
+  change->kind = kind;
+  change->id = id;
+  change->request = control->message.request;
+  enum kvp_status status = kvp_server_change(control->server, change);
+  if (status == KVP_OK && change->is_pending) {
+    change->next_asked = control->asked;
+    control->asked = change;
+    *wants_reply = false;
+    return KVP_OK;
+  }
+  if (status == KVP_OK) {
+    news_read(control); /* that a ring has failed, before it is freed */
+    removed_free(control, change);
+  } else {
+    *error = change->error;
+  }
+  free(change);
+  return status;
+}
+
+/* All of these bodies begin with the number of what is to go. */
+_Static_assert(offsetof(struct kvp_control_pool, pool_id) == 0 &&
+                   offsetof(struct kvp_control_buffer, buffer_id) == 0 &&
+                   offsetof(struct kvp_control_ring, attachment_id) == 0,
+               "wire layout");
+
+static uint64_t message_id(const struct kvp_control *control) {
+  uint64_t id = 0;
+  memcpy(&id, control->message.body, sizeof id);
+  return id;
 }
 
 /* ---- the thread ---- */
@@ -189,12 +292,17 @@ static uint32_t body_bytes_of(uint32_t kind) {
   case KVP_CONTROL_BUFFER_ATTACH:
   case KVP_CONTROL_BUFFER_DETACH:
     return sizeof(struct kvp_control_buffer);
+  case KVP_CONTROL_RING_ATTACH:
+  case KVP_CONTROL_RING_DETACH:
+    return sizeof(struct kvp_control_ring);
+  case KVP_CONTROL_MEMORY_OPEN:
+    return sizeof(struct kvp_control_open);
   default:
     return 0;
   }
 }
 
-/* *wants_reply: false for a part of an import that goes on. */
+/* *wants_reply: false for a part of an import that goes on, and for what is answered later. */
 static enum kvp_status message_handle(struct kvp_control *control, bool *wants_reply, struct kvp_error *error) {
   *wants_reply = true;
   switch (control->message.kind) {
@@ -210,13 +318,34 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
     return memory_destroy(control, error);
   case KVP_CONTROL_POOL_ATTACH:
     return pool_attach(control, error);
+  case KVP_CONTROL_MEMORY_OPEN:
+    return memory_open(control, error);
   case KVP_CONTROL_POOL_DETACH:
-    return pool_detach(control, error);
+    return removal_ask(control, KVP_REMOVE_POOL, message_id(control), wants_reply, error);
   case KVP_CONTROL_BUFFER_ATTACH:
     return buffer_attach(control, error);
+  case KVP_CONTROL_BUFFER_DETACH:
+    return removal_ask(control, KVP_REMOVE_BUFFER, message_id(control), wants_reply, error);
+  case KVP_CONTROL_RING_ATTACH:
+    return ring_attach(control, error);
   default:
-    return buffer_detach(control, error);
+    return removal_ask(control, KVP_REMOVE_RING, message_id(control), wants_reply, error);
   }
+}
+
+/* The next message; news is read while there is none. */
+static enum kvp_status message_receive(struct kvp_control *control) {
+  struct pollfd sources[] = {{.fd = control->socket, .events = POLLIN},
+                             {.fd = kvp_server_news_event(control->server), .events = POLLIN}};
+  while (sources[0].revents == 0) {
+    if (poll(sources, 2, -1) < 0 && errno != EINTR) {
+      return KVP_INTERNAL;
+    }
+    if (sources[1].revents != 0) {
+      news_read(control);
+    }
+  }
+  return kvp_fd_socket_receive(control->socket, &control->message);
 }
 
 static void *control_main(void *argument) {
@@ -228,7 +357,7 @@ static void *control_main(void *argument) {
   if (device->backend->thread_begin != NULL) {
     device->backend->thread_begin(device);
   }
-  while ((status = kvp_fd_socket_receive(control->socket, message)) == KVP_OK) {
+  while ((status = message_receive(control)) == KVP_OK) {
     const uint32_t expected = body_bytes_of(message->kind);
     if (expected == 0 || message->body_bytes != expected) {
       kvp_log(KVP_LOG_ERROR, "control_message_unknown", "kind=%u body_bytes=%u", message->kind, message->body_bytes);
@@ -282,6 +411,15 @@ bool kvp_control_destroy(struct kvp_control *control) {
   atomic_store(&control->memories.device->closing, true);
   (void)shutdown(control->socket, SHUT_RDWR); /* ends a receive that waits */
   (void)pthread_join(control->thread, NULL);
+  news_read(control);
+  while (control->asked != NULL) { /* their steps will never end; a ring is the server's yet */
+    struct kvp_object_change *change = control->asked;
+    control->asked = change->next_asked;
+    if (change->kind != KVP_REMOVE_RING) {
+      removed_free(control, change);
+    }
+    free(change);
+  }
   struct kvp_objects *objects = kvp_server_objects(control->server);
   struct kvp_pool *pool = NULL;
   struct kvp_buffer *buffer = NULL;

@@ -1,7 +1,7 @@
-/* The control thread: the supervisor's messages about memories, pools and buffers.
+/* The control thread: the supervisor's messages about memories, pools, buffers and workers' rings.
  *
- * Making and mapping memory takes long, so that it happens here; finished pools and buffers are handed to the serving
- * thread. The table of memories is this thread's own.
+ * Making and mapping memory takes long, so that it happens here; what is ready is handed to the serving thread. What
+ * goes while steps still use it comes back later, and is answered then. The table of memories is this thread's own.
  */
 #ifndef KVPOOL_EXECUTOR_CONTROL_H
 #define KVPOOL_EXECUTOR_CONTROL_H

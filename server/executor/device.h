@@ -15,6 +15,7 @@
 #include "proto/control_wire.h"
 #include "proto/limits.h"
 #include "proto/status.h"
+#include "proto/timeline_wire.h"
 #include "server/executor/timeline.h"
 
 enum kvp_device_op_kind {
@@ -31,7 +32,8 @@ enum kvp_device_op_kind {
   KVP_DEVICE_CAT_INDEX,
   KVP_DEVICE_COPY_BLOCKS, /* of one region; blocks.pairs was checked */
   KVP_DEVICE_ZERO_BLOCKS,
-  KVP_DEVICE_SIGNAL, /* a value -> a timeline, when everything before is done */
+  KVP_DEVICE_POINT,  /* a value -> a word of a worker's timelines, when everything before is done */
+  KVP_DEVICE_SIGNAL, /* the same to a timeline of ours: the end of a chain, and only that */
 };
 
 struct kvp_transfer_params {
@@ -44,6 +46,11 @@ struct kvp_transfer_params {
 
 struct kvp_signal_params {
   struct kvp_timeline *timeline; /* at the address where host_register put it */
+  uint64_t value;
+};
+
+struct kvp_point_params {
+  struct kvp_timeline_word *word; /* likewise */
   uint64_t value;
 };
 
@@ -79,6 +86,7 @@ struct kvp_device_op {
     struct kvp_expand_index_params expand_index;
     struct kvp_cat_index_params cat_index;
     struct kvp_blocks_params blocks;
+    struct kvp_point_params point;
     struct kvp_signal_params signal;
   } params;
   struct kvp_op_counts counts; /* zeroed by the caller, filled by the device */
@@ -141,6 +149,10 @@ struct kvp_device_backend {
   enum kvp_status (*memory_import)(struct kvp_device *device, uint64_t bytes, const int *fds,
                                    const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
                                    struct kvp_error *error);
+  /* Maps [offset, offset + bytes) of an allocation that a worker brought; the extent was checked to lie in it. fd stays
+   * the caller's; -1 for an IPC handle. NULL: no memory of others. */
+  enum kvp_status (*memory_open)(struct kvp_device *device, const struct kvp_control_open *request, int fd,
+                                 struct kvp_memory **out, struct kvp_error *error);
   void (*memory_destroy)(struct kvp_device *device, struct kvp_memory *memory);
   /* Lets ops use page-aligned host memory, timelines and owner tables, at the address *out. Any of the two threads. */
   enum kvp_status (*host_register)(struct kvp_device *device, void *host, uint64_t bytes, bool read_only, void **out,
@@ -150,10 +162,10 @@ struct kvp_device_backend {
   enum kvp_status (*queue_create)(struct kvp_device *device, struct kvp_device_queue **out, struct kvp_error *error);
   /* Nothing is left on it, or the device was stopped. */
   void (*queue_destroy)(struct kvp_device *device, struct kvp_device_queue *queue);
-  /* A step: ops linked by `next`, the last one and only that a signal. False: there is no room for it at the moment
+  /* A chain, a step or a leg of one: ops linked by `next`, the last one and only that a signal. False: there is no room for it at the moment
    * and nothing was launched; there will be when something that was launched has ended. */
   bool (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *first);
-  /* The step's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
+  /* The chain's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
   void (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first);
 };
 

@@ -112,6 +112,7 @@ const struct kvp_device_backend kvp_device_host = {
     .describe = host_describe,
     .memory_create = kvp_device_host_memory_create,
     .memory_import = kvp_device_host_memory_import,
+    .memory_open = kvp_device_host_memory_open,
     .memory_destroy = kvp_device_host_memory_destroy,
     .host_register = host_register,
     .host_unregister = host_unregister,

@@ -11,6 +11,8 @@ enum kvp_status kvp_device_host_memory_create(struct kvp_device *device, const c
 enum kvp_status kvp_device_host_memory_import(struct kvp_device *device, uint64_t bytes, const int *fds,
                                               const uint64_t *chunk_bytes, uint32_t chunk_count,
                                               struct kvp_memory **out, struct kvp_error *error);
+enum kvp_status kvp_device_host_memory_open(struct kvp_device *device, const struct kvp_control_open *request, int fd,
+                                            struct kvp_memory **out, struct kvp_error *error);
 void kvp_device_host_memory_destroy(struct kvp_device *device, struct kvp_memory *memory);
 
 /* ---- device_host_op.c: an op as units that threads can take ---- */

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/attach_wire.h"
 #include "proto/fd_socket.h"
 #include "proto/host_memory.h"
 #include "server/executor/device_host.h"
@@ -141,6 +142,33 @@ enum kvp_status kvp_device_host_memory_import(struct kvp_device *device, uint64_
   }
   *out = &memory->base;
   return KVP_OK;
+}
+
+static const char *import_kind_name(uint32_t kind) {
+  switch (kind) {
+  case KVP_IMPORT_VMM:
+    return "a GPU's memory";
+  case KVP_IMPORT_IPC_HANDLE:
+    return "an IPC handle of a GPU's memory";
+  default:
+    return "an unknown kind of memory";
+  }
+}
+
+/* The whole allocation is mapped: where it begins is a page's beginning. */
+enum kvp_status kvp_device_host_memory_open(struct kvp_device *device, const struct kvp_control_open *request, int fd,
+                                            struct kvp_memory **out, struct kvp_error *error) {
+  if (request->kind != KVP_IMPORT_MEMFD) {
+    return kvp_error_set(error, KVP_UNIMPLEMENTED, "memory %llu: kind %u is %s, a host device takes memfds",
+                         (unsigned long long)request->memory_id, request->kind, import_kind_name(request->kind));
+  }
+  enum kvp_status status = kvp_device_host_memory_import(device, request->allocation_bytes, &fd,
+                                                         &request->allocation_bytes, 1, out, error);
+  if (status == KVP_OK) {
+    (*out)->base += request->offset_bytes;
+    (*out)->bytes = request->bytes;
+  }
+  return status;
 }
 
 void kvp_device_host_memory_destroy(struct kvp_device *device, struct kvp_memory *memory) {

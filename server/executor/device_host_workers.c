@@ -64,7 +64,7 @@ static void head_pop(struct kvp_device_queue *queue) {
   queue->unit_count = 0;
 }
 
-/* Begins the op at the head; those without work, and signals, are done with at once. Lock held. */
+/* Begins the op at the head; those without work, points and signals, are done with at once. Lock held. */
 static void queue_advance(struct kvp_device_queue *queue, struct afterwards *afterwards) {
   while (queue->head != NULL) {
     struct kvp_device_op *op = queue->head;
@@ -75,6 +75,9 @@ static void queue_advance(struct kvp_device_queue *queue, struct afterwards *aft
       kvp_timeline_signal(signal.timeline, signal.value);
       afterwards->signalled = true;
       continue;
+    }
+    if (op->kind == KVP_DEVICE_POINT) {
+      atomic_store_explicit(&op->params.point.word->value, op->params.point.value, memory_order_release);
     }
     uint64_t unit_count = kvp_host_op_units(op);
     if (unit_count > 0) {

@@ -1,8 +1,11 @@
-/* Streams and the steps launched on them. */
+/* Streams and the legs launched on them. */
 #include "server/executor/dispatch.h"
 
 #include <assert.h>
 #include <string.h>
+
+#include "server/executor/clock.h"
+#include "server/executor/ring_timelines.h"
 
 enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_device *device, struct kvp_error *error) {
   const struct kvp_device_backend *backend = device->backend;
@@ -48,9 +51,17 @@ void kvp_dispatch_deinit(struct kvp_dispatch *dispatch, void (*drop)(void *conte
                          void *context) {
   for (uint32_t i = 0; i < kvp_streams_max; i++) {
     struct kvp_stream *stream = &dispatch->streams[i];
-    struct kvp_step *step = NULL;
-    while ((step = kvp_step_list_pop(&stream->launched)) != NULL) {
-      drop(context, step);
+    for (struct kvp_step_leg *leg = stream->launched_first; leg != NULL; leg = leg->next) {
+      leg->step->ended_legs++;
+    }
+    struct kvp_step_leg *leg = stream->launched_first;
+    while (leg != NULL) { /* a step with legs to launch is in its queue, too */
+      struct kvp_step *step = leg->step;
+      const bool is_last = leg == &step->legs[step->launched_legs - 1];
+      leg = leg->next;
+      if (is_last && kvp_step_is_over(step)) {
+        drop(context, step);
+      }
     }
     dispatch->device->backend->queue_destroy(dispatch->device, stream->device_queue);
   }
@@ -72,11 +83,109 @@ void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id) 
   kvp_queues_close(&dispatch->queues, queue_id);
 }
 
-/* The step's device ops as the device takes them, its signal last. */
-static struct kvp_device_op *step_chain(struct kvp_step *step) {
-  struct kvp_device_op *first = &step->signal;
-  for (uint32_t i = step->op_count; i > 0; i--) {
+void kvp_dispatch_drop(struct kvp_dispatch *dispatch, uint32_t queue_id, const struct kvp_served_ring *ring,
+                       struct kvp_step_list *dropped) {
+  struct kvp_queue *queue = kvp_id_table_get(&dispatch->queues.table, queue_id);
+  if (queue != NULL) {
+    kvp_queue_drop(&dispatch->queues, queue, ring, dropped);
+  }
+}
+
+/* ---- waits ---- */
+
+enum leg_state { LEG_READY, LEG_WAITS, LEG_IN_VAIN };
+
+/* The op that the leg waits with; NULL: with none. */
+static const struct kvp_step_op *leg_wait_op(const struct kvp_step_leg *leg) {
+  const struct kvp_step_op *op = &leg->step->ops[leg->first_op];
+  return leg->first_op < leg->end_op && op->waits ? op : NULL;
+}
+
+/* *value: what the word has. */
+static enum leg_state leg_look(const struct kvp_step_leg *leg, uint64_t *value) {
+  const struct kvp_step_op *op = leg_wait_op(leg);
+  if (op == NULL) {
+    return LEG_READY;
+  }
+  *value = kvp_ring_timelines_read(leg->step->timelines, op->wait.word);
+  if (*value >= KVP_TIMELINE_POISON) {
+    return LEG_IN_VAIN;
+  }
+  if (*value >= op->wait.value) {
+    return LEG_READY;
+  }
+  return kvp_clock_ns() >= leg->step->deadline_ns ? LEG_IN_VAIN : LEG_WAITS;
+}
+
+static void wait_refuse(const struct kvp_step_leg *leg, uint64_t value) {
+  struct kvp_step *step = leg->step;
+  const struct kvp_step_point *wait = &step->ops[leg->first_op].wait;
+  if (value >= KVP_TIMELINE_POISON) {
+    (void)kvp_error_set_at(&step->error, KVP_CANCELLED, (int32_t)leg->first_op, "wait", wait->word, (int64_t)value,
+                           "op %u: it waited for word %u to reach %llu, and the word is poisoned (0x%llx)",
+                           leg->first_op, wait->word, (unsigned long long)wait->value, (unsigned long long)value);
+  } else {
+    (void)kvp_error_set_at(&step->error, KVP_DEADLINE_EXCEEDED, (int32_t)leg->first_op, "wait", wait->word,
+                           (int64_t)value, "op %u: word %u was to reach %llu, at the deadline it had %llu",
+                           leg->first_op, wait->word, (unsigned long long)wait->value, (unsigned long long)value);
+  }
+}
+
+/* What the step would have signalled, from op `first` on, is given up, or poisoned where nobody can write it any more. */
+static void signals_end(struct kvp_step *step, void (*end)(struct kvp_ring_timelines *timelines, uint32_t word)) {
+  const uint32_t first =
+      step->launched_legs < step->leg_count ? step->legs[step->launched_legs].first_op : step->op_count;
+  for (uint32_t i = first; i < step->op_count; i++) {
+    if (step->ops[i].point != NULL) {
+      end(step->timelines, step->ops[i].signal.word);
+    }
+  }
+}
+
+static void step_finish(struct kvp_step *step, struct kvp_step_list *finished) {
+  if (step->is_failed) {
+    signals_end(step, kvp_ring_timelines_poison);
+  }
+  kvp_step_list_push(finished, step);
+}
+
+/* The first queue's step won't go on. What is launched of it runs to its end. */
+static void first_fail(struct kvp_dispatch *dispatch, uint64_t value, struct kvp_step_list *finished) {
+  wait_refuse(kvp_queue_leg(kvp_queues_first(&dispatch->queues)), value);
+  struct kvp_step *step = kvp_queues_give_up(&dispatch->queues);
+  signals_end(step, kvp_ring_timelines_give_up);
+  if (kvp_step_is_over(step)) {
+    step_finish(step, finished);
+  }
+}
+
+/* Parked queues whose wait has come to an end go into the line. */
+static void parked_look(struct kvp_queues *queues) {
+  for (uint32_t i = 0; i < queues->parked_count;) {
+    struct kvp_queue *queue = queues->parked[i];
+    uint64_t value = 0;
+    if (leg_look(kvp_queue_leg(queue), &value) == LEG_WAITS) {
+      i++;
+    } else {
+      kvp_queues_unpark(queues, queue);
+    }
+  }
+}
+
+/* ---- launches ---- */
+
+/* The leg's device ops as the device takes them, its signal last. */
+static struct kvp_device_op *leg_chain(struct kvp_step_leg *leg) {
+  struct kvp_step *step = leg->step;
+  struct kvp_device_op *first = &leg->signal;
+  for (uint32_t i = leg->end_op; i > leg->first_op; i--) {
     struct kvp_step_op *op = &step->ops[i - 1];
+    if (op->point != NULL && !kvp_ring_timelines_is_given_up(step->timelines, op->signal.word)) {
+      op->point->params.point = (struct kvp_point_params){.word = &step->timelines->device_words[op->signal.word],
+                                                          .value = op->signal.value};
+      op->point->next = first;
+      first = op->point;
+    }
     if (op->first != NULL) {
       op->last->next = first;
       first = op->first;
@@ -85,26 +194,28 @@ static struct kvp_device_op *step_chain(struct kvp_step *step) {
   return first;
 }
 
-static struct kvp_device_op *step_first(struct kvp_step *step) {
-  for (uint32_t i = 0; i < step->op_count; i++) {
-    if (step->ops[i].first != NULL) {
-      return step->ops[i].first;
-    }
-  }
-  return &step->signal;
-}
-
 /* False: no room, nothing has changed. */
-static bool step_launch(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step *step) {
-  step->signal = (struct kvp_device_op){
+static bool leg_launch(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step_leg *leg) {
+  leg->signal = (struct kvp_device_op){
       .kind = KVP_DEVICE_SIGNAL,
       .params.signal = {.timeline = stream->device_timeline, .value = stream->launched_value + 1},
   };
-  if (!dispatch->device->backend->launch(stream->device_queue, step_chain(step))) {
+  leg->first = leg_chain(leg);
+  if (!dispatch->device->backend->launch(stream->device_queue, leg->first)) {
     return false;
   }
   stream->launched_value++;
   return true;
+}
+
+static void stream_push(struct kvp_stream *stream, struct kvp_step_leg *leg) {
+  leg->next = NULL;
+  if (stream->launched_first == NULL) {
+    stream->launched_first = leg;
+  } else {
+    stream->launched_last->next = leg;
+  }
+  stream->launched_last = leg;
 }
 
 /* The queue borrows the first free stream. */
@@ -116,52 +227,78 @@ static void stream_lend(struct kvp_dispatch *dispatch, struct kvp_queue *queue) 
   queue->stream = stream;
 }
 
-static bool launch_ready(struct kvp_dispatch *dispatch) {
+/* Launches the first queue's leg. False: that must wait for something that is launched. */
+static bool first_launch(struct kvp_dispatch *dispatch, struct kvp_queue *queue) {
+  struct kvp_stream *stream = queue->stream != NULL ? queue->stream : dispatch->free_streams;
+  if (stream == NULL) {
+    return false; /* those behind it wait too: streams come free only when queues stop launching */
+  }
+  if (!leg_launch(dispatch, stream, kvp_queue_leg(queue))) {
+    /* The queue stays first, and nobody overtakes it: a large step gets its room in the end. */
+    assert(dispatch->busy_count > 0);
+    dispatch->is_full = true;
+    return false;
+  }
+  if (queue->stream == NULL) {
+    stream_lend(dispatch, queue);
+  }
+  stream_push(stream, kvp_queues_take(&dispatch->queues));
+  return true;
+}
+
+static bool launch_ready(struct kvp_dispatch *dispatch, struct kvp_step_list *finished) {
   bool any = false;
   struct kvp_queue *queue = NULL;
   while (!dispatch->is_full && (queue = kvp_queues_first(&dispatch->queues)) != NULL) {
-    struct kvp_stream *stream = queue->stream != NULL ? queue->stream : dispatch->free_streams;
-    if (stream == NULL) {
-      break; /* those behind it wait too: streams come free only when queues stop launching */
-    }
-    if (!step_launch(dispatch, stream, queue->waiting.first)) {
-      /* The queue stays first, and nobody overtakes it: a large step gets its room in the end. */
-      assert(dispatch->busy_count > 0);
-      dispatch->is_full = true;
+    uint64_t value = 0;
+    switch (leg_look(kvp_queue_leg(queue), &value)) {
+    case LEG_READY:
+      if (!first_launch(dispatch, queue)) {
+        return any;
+      }
+      any = true;
+      break;
+    case LEG_WAITS:
+      kvp_queues_park(&dispatch->queues);
+      break;
+    case LEG_IN_VAIN:
+      first_fail(dispatch, value, finished);
+      any = true;
       break;
     }
-    if (queue->stream == NULL) {
-      stream_lend(dispatch, queue);
-    }
-    kvp_step_list_push(&stream->launched, kvp_queues_take(&dispatch->queues));
-    any = true;
   }
   return any;
 }
 
 static bool stream_has_finished(const struct kvp_stream *stream) {
-  return stream->launched.first->signal.params.signal.value <= kvp_timeline_read(stream->timeline);
+  return stream->launched_first->signal.params.signal.value <= kvp_timeline_read(stream->timeline);
 }
 
-/* Takes the finished steps off a stream; gives it back when none is left. True when it was given back. */
+/* Takes the ended legs off a stream; gives it back when none is left. True when it was given back. */
 static bool stream_reap(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step_list *finished) {
   const struct kvp_device_backend *backend = dispatch->device->backend;
   const uint64_t value = kvp_timeline_read(stream->timeline);
-  while (stream->launched.first != NULL && stream->launched.first->signal.params.signal.value <= value) {
+  while (stream->launched_first != NULL && stream->launched_first->signal.params.signal.value <= value) {
     struct kvp_queue *queue = stream->user;
-    struct kvp_step *step = kvp_step_list_pop(&stream->launched);
+    struct kvp_step_leg *leg = stream->launched_first;
+    struct kvp_step *step = leg->step;
+    stream->launched_first = leg->next;
     if (backend->collect != NULL) {
-      backend->collect(stream->device_queue, step_first(step));
+      backend->collect(stream->device_queue, leg->first);
     }
     dispatch->is_full = false;
-    kvp_step_list_push(finished, step);
-    if (stream->launched.first == NULL) {
+    dispatch->ended_legs++;
+    step->ended_legs++;
+    if (kvp_step_is_over(step)) {
+      step_finish(step, finished);
+    }
+    if (stream->launched_first == NULL) {
       queue->stream = NULL;
       stream->user = NULL;
     }
     kvp_queue_done(&dispatch->queues, queue);
   }
-  if (stream->launched.first != NULL) {
+  if (stream->launched_first != NULL) {
     return false;
   }
   stream->next_free = dispatch->free_streams;
@@ -180,7 +317,8 @@ bool kvp_dispatch_poll(struct kvp_dispatch *dispatch, struct kvp_step_list *fini
       i++;
     }
   }
-  return launch_ready(dispatch) || any;
+  parked_look(&dispatch->queues);
+  return launch_ready(dispatch, finished) || any;
 }
 
 bool kvp_dispatch_has_finished(const struct kvp_dispatch *dispatch) {

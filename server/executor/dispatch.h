@@ -1,6 +1,7 @@
 /* From accepted steps to finished ones: queues of steps onto streams of the device. Serving thread.
  *
- * A stream is a device queue with its timeline. A step queue borrows a stream while it has steps launched. There are
+ * A step is launched leg by leg; a leg whose first op waits for a word of a timeline when that has its value, and never
+ * before: the device itself waits for nobody outside. A stream is a device queue with its timeline. A step queue borrows a stream while it has legs launched. There are
  * as many as step queues: a queue that waited for another one's stream would wait for the longest step of a stranger.
  */
 #ifndef KVPOOL_EXECUTOR_DISPATCH_H
@@ -17,7 +18,8 @@ struct kvp_stream {
   struct kvp_timeline *device_timeline;
   uint64_t launched_value; /* of the last signal launched */
   struct kvp_queue *user;
-  struct kvp_step_list launched; /* in order; the device's until their signal is seen */
+  struct kvp_step_leg *launched_first; /* in order; the device's until their signal is seen */
+  struct kvp_step_leg *launched_last;
   struct kvp_stream *next_free;
 };
 
@@ -30,7 +32,8 @@ struct kvp_dispatch {
   struct kvp_stream *free_streams;
   struct kvp_stream *busy_streams[kvp_streams_max];
   uint32_t busy_count;
-  bool is_full; /* the device had no room for the next step: it is tried again when another one has ended */
+  uint64_t ended_legs; /* so far */
+  bool is_full;        /* the device had no room for the next leg: it is tried again when another one has ended */
 };
 
 enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_device *device, struct kvp_error *error);
@@ -44,13 +47,22 @@ enum kvp_status kvp_dispatch_open(struct kvp_dispatch *dispatch, uint32_t queue_
 void kvp_dispatch_submit(struct kvp_dispatch *dispatch, struct kvp_queue *queue, struct kvp_step *step);
 void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id);
 
-/* Moves finished steps to *finished, then launches what may be launched. True when anything happened. */
+/* Takes the ring's steps out of the queue. *dropped: those of which nothing runs; the others finish as failed ones. */
+void kvp_dispatch_drop(struct kvp_dispatch *dispatch, uint32_t queue_id, const struct kvp_served_ring *ring,
+                       struct kvp_step_list *dropped);
+
+/* Moves finished steps to *finished, then launches what may be launched. A step whose wait is in vain is finished, too:
+ * ->is_failed, and ->error says why; words that it would have signalled are poisoned. True when anything happened. */
 bool kvp_dispatch_poll(struct kvp_dispatch *dispatch, struct kvp_step_list *finished);
-/* Steps are launched whose end will be seen by a later poll. */
+/* Legs are launched whose end will be seen by a later poll. */
 static inline bool kvp_dispatch_is_busy(const struct kvp_dispatch *dispatch) {
   return dispatch->busy_count > 0;
 }
-/* One of them has ended. */
+/* Legs wait for a timeline: nobody says when it has changed. */
+static inline bool kvp_dispatch_is_waiting(const struct kvp_dispatch *dispatch) {
+  return dispatch->queues.parked_count > 0;
+}
+/* A launched leg has ended. */
 bool kvp_dispatch_has_finished(const struct kvp_dispatch *dispatch);
 
 #endif

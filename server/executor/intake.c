@@ -37,6 +37,10 @@ struct kvp_device_op *kvp_intake_device_op(struct kvp_intake_op *op, enum kvp_de
   memset(device_op, 0, sizeof *device_op);
   device_op->kind = kind;
   op->step->device_op_count++;
+  if (kind == KVP_DEVICE_POINT) { /* between the op's and the next one's, unless its word is poisoned by then */
+    out->point = device_op;
+    return device_op;
+  }
   if (out->first == NULL) {
     out->first = device_op;
   } else {
@@ -46,7 +50,24 @@ struct kvp_device_op *kvp_intake_device_op(struct kvp_intake_op *op, enum kvp_de
   return device_op;
 }
 
-static enum kvp_status header_check(const struct kvp_wire_step *header, uint32_t wire_bytes,
+/* What goes with waits and signals is empty where there can't be any. */
+static enum kvp_status header_points_check(const struct kvp_wire_step *header, bool allows_points,
+                                           struct kvp_error *error) {
+  const uint32_t flags = allows_points ? KVP_STEP_NOT_ACCEPTED_TOLD : 0;
+  if ((header->flags & ~flags) != 0 || header->reserved[0] != 0) {
+    return REFUSE_ENCODING(error, "flags", -1, header->flags,
+                           "step: flags are 0x%x, known are 0x%x; or a reserved field is not 0", header->flags,
+                           flags);
+  }
+  if (!allows_points && (header->base != 0 || header->deadline_ns != 0)) {
+    return REFUSE_ENCODING(error, "base", -1, header->base,
+                           "step: base %llu or deadline %llu without a timeline to wait for",
+                           (unsigned long long)header->base, (unsigned long long)header->deadline_ns);
+  }
+  return KVP_OK;
+}
+
+static enum kvp_status header_check(const struct kvp_wire_step *header, uint32_t wire_bytes, bool allows_points,
                                     struct kvp_error *error) {
   if (header->magic != KVP_WIRE_STEP_MAGIC) {
     return REFUSE_ENCODING(error, "magic", -1, header->magic, "step: magic is 0x%08x", header->magic);
@@ -70,11 +91,7 @@ static enum kvp_status header_check(const struct kvp_wire_step *header, uint32_t
   if (header->owner > UINT16_MAX) {
     return REFUSE_ENCODING(error, "owner", -1, header->owner, "step: owner %u is no session slot", header->owner);
   }
-  if (header->flags != 0 || header->reserved[0] != 0 || header->reserved[1] != 0 || header->reserved[2] != 0) {
-    return REFUSE_ENCODING(error, "flags", -1, header->flags, "step: flags 0x%x or reserved fields are not 0",
-                           header->flags);
-  }
-  return KVP_OK;
+  return header_points_check(header, allows_points, error);
 }
 
 static uint64_t tables_bytes(const struct kvp_wire_step *header) {
@@ -164,11 +181,6 @@ static enum kvp_status op_numbers_check(struct kvp_intake_op *op, const struct o
     return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "second_pool", -1, wire->second_pool_id, "%s",
                              "it has no second region");
   }
-  for (size_t i = 0; i < sizeof wire->reserved / sizeof wire->reserved[0]; i++) {
-    if (wire->reserved[i] != 0) {
-      return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "reserved", i, wire->reserved[i], "reserved field %zu is not 0", i);
-    }
-  }
   return KVP_OK;
 }
 
@@ -177,9 +189,10 @@ static enum kvp_status op_rest_check(struct kvp_intake_op *op, const struct op_k
   const struct kvp_wire_op *wire = op->wire;
   const struct kvp_wire_view *views[view_count] = {&wire->source, &wire->second, &wire->third, &wire->fourth};
   static const char *const names[view_count] = {"source", "second", "third", "fourth"};
-  if ((wire->flags & ~kind->flags) != 0) {
+  const uint32_t flags = kind->flags | (op->intake->allows_points ? KVP_OP_WAITS | KVP_OP_SIGNALS : 0U);
+  if ((wire->flags & ~flags) != 0) {
     return KVP_INTAKE_REFUSE(op, KVP_MALFORMED, "flags", -1, wire->flags, "flags are 0x%x, known are 0x%x",
-                             wire->flags, kind->flags);
+                             wire->flags, flags);
   }
   for (uint32_t i = 0; i < sizeof wire->arrays / sizeof wire->arrays[0]; i++) {
     if ((kind->arrays >> i & 1) == 0 && wire->arrays[i] != KVP_WIRE_NO_ARRAY) {
@@ -204,12 +217,15 @@ static enum kvp_status op_check(struct kvp_intake_op *op) {
     return KVP_INTAKE_REFUSE(op, KVP_UNIMPLEMENTED, "kind", -1, op->wire->kind, "kind %u is not known",
                              op->wire->kind);
   }
-  if (op->wire->kind >= KVP_OP_BUFFER_WRITE && !op->intake->allows_daemon_ops && op->header->owner != 0) {
+  if (op->wire->kind >= KVP_OP_BUFFER_WRITE && !op->intake->allows_daemon_ops) {
     return KVP_INTAKE_REFUSE(op, KVP_PERMISSION_DENIED, "kind", -1, op->wire->kind, "kind %u is the daemon's own",
                              op->wire->kind);
   }
   enum kvp_status status = op_rest_check(op, kind);
-  return status == KVP_OK ? kind->check(op) : status;
+  if (status == KVP_OK) {
+    status = kind->check(op);
+  }
+  return status == KVP_OK ? kvp_intake_points(op) : status;
 }
 
 /* Gives every read its place in the step's results. */
@@ -244,7 +260,7 @@ enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *ste
   if (step->wire_bytes < sizeof *header) {
     return REFUSE_ENCODING(error, "bytes", -1, step->wire_bytes, "step: %u bytes are no step", step->wire_bytes);
   }
-  enum kvp_status status = header_check(header, step->wire_bytes, error);
+  enum kvp_status status = header_check(header, step->wire_bytes, intake->allows_points, error);
   if (status != KVP_OK) {
     return status;
   }
@@ -282,5 +298,7 @@ enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *ste
     }
   }
   step->op_count = header->op_count;
-  return results_place(step, intake->completion_bytes_max, error);
+  step->tells_acceptance = (header->flags & KVP_STEP_NOT_ACCEPTED_TOLD) == 0;
+  status = kvp_step_cut(step, error);
+  return status == KVP_OK ? results_place(step, intake->completion_bytes_max, error) : status;
 }

@@ -188,6 +188,10 @@ enum kvp_status kvp_intake_hazard_load(struct kvp_intake_op *op, const struct kv
 enum kvp_status kvp_intake_hazard_store(struct kvp_intake_op *op, const struct kvp_intake_place *place,
                                         const struct kvp_intake_array *slots, uint64_t rows_skipped);
 
+/* ---- intake_points.c: waits and signals, behind all else of the op ---- */
+
+enum kvp_status kvp_intake_points(struct kvp_intake_op *op);
+
 /* ---- one file an op: what the device runs for it ---- */
 
 enum kvp_status kvp_intake_store(struct kvp_intake_op *op);

@@ -123,7 +123,6 @@ static int serve(int socket, const struct kvp_hello *hello, struct kvp_ring *rin
       .command_event = hello->command_event,
       .completion_event = hello->completion_event,
       .control_socket = socket,
-      .allows_daemon_ops = true,
   };
   struct kvp_server *server = kvp_server_new(&server_options, error);
   if (server == NULL) {

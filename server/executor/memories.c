@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/attach_wire.h"
+
 static void import_reset(struct kvp_memory_import *import) {
   for (uint32_t i = 0; i < import->arrived; i++) {
     (void)close(import->fds[i]);
@@ -171,6 +173,46 @@ enum kvp_status kvp_memories_import(struct kvp_memories *memories, struct kvp_fd
   import_reset(import);
   *done = status == KVP_OK;
   return status;
+}
+
+enum { open_alignment_bytes = 16 }; /* of a buffer's base: views count from it */
+
+static enum kvp_status open_check(const struct kvp_control_open *request, struct kvp_error *error) {
+  if (request->bytes == 0 || request->offset_bytes > request->allocation_bytes ||
+      request->bytes > request->allocation_bytes - request->offset_bytes) {
+    return kvp_error_set(error, KVP_OUT_OF_RANGE,
+                         "memory %llu: %llu bytes from %llu on are not inside an allocation of %llu",
+                         (unsigned long long)request->memory_id, (unsigned long long)request->bytes,
+                         (unsigned long long)request->offset_bytes, (unsigned long long)request->allocation_bytes);
+  }
+  if (request->offset_bytes % open_alignment_bytes != 0) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "memory %llu: it begins at %llu, which is no multiple of %d",
+                         (unsigned long long)request->memory_id, (unsigned long long)request->offset_bytes,
+                         open_alignment_bytes);
+  }
+  return KVP_OK;
+}
+
+enum kvp_status kvp_memories_open(struct kvp_memories *memories, const struct kvp_control_open *request, int fd,
+                                  struct kvp_error *error) {
+  enum kvp_status status = new_id_check(memories, request->memory_id, request->allocation_bytes, error);
+  if (status == KVP_OK) {
+    status = open_check(request, error);
+  }
+  if (status != KVP_OK) {
+    return status;
+  }
+  if ((request->kind == KVP_IMPORT_IPC_HANDLE) != (fd < 0)) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "memory %llu: import kind %u comes with%s descriptor",
+                         (unsigned long long)request->memory_id, request->kind, fd < 0 ? "out a" : " a");
+  }
+  if (memories->device->backend->memory_open == NULL) {
+    return kvp_error_set(error, KVP_UNIMPLEMENTED, "memory %llu: this device takes no memory of others",
+                         (unsigned long long)request->memory_id);
+  }
+  struct kvp_memory *memory = NULL;
+  status = memories->device->backend->memory_open(memories->device, request, fd, &memory, error);
+  return status == KVP_OK ? entry_add(memories, request->memory_id, memory, error) : status;
 }
 
 static struct kvp_memory_entry *entry_get(const struct kvp_memories *memories, uint64_t id) {

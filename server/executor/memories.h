@@ -48,6 +48,10 @@ enum kvp_status kvp_memories_create(struct kvp_memories *memories, const struct 
 enum kvp_status kvp_memories_import(struct kvp_memories *memories, struct kvp_fd_message *message, bool *done,
                                     struct kvp_error *error);
 
+/* Memory that a worker brought. fd: -1 with an IPC handle; stays the caller's. */
+enum kvp_status kvp_memories_open(struct kvp_memories *memories, const struct kvp_control_open *request, int fd,
+                                  struct kvp_error *error);
+
 enum kvp_status kvp_memories_destroy(struct kvp_memories *memories, uint64_t id, struct kvp_error *error);
 
 /* Counts one more use of at least `bytes` of a memory. */

@@ -38,9 +38,6 @@ enum kvp_status kvp_objects_remove_pool(struct kvp_objects *objects, uint64_t id
   if (pool == NULL) {
     return kvp_error_set(error, KVP_UNKNOWN_POOL, "pool %llu is not attached", (unsigned long long)id);
   }
-  if (pool->uses > 0) {
-    return kvp_error_set(error, KVP_IN_USE, "pool %llu: %u accepted ops use it", (unsigned long long)id, pool->uses);
-  }
   (void)kvp_id_table_remove(&objects->pools, id);
   *out = pool;
   return KVP_OK;
@@ -51,10 +48,6 @@ enum kvp_status kvp_objects_remove_buffer(struct kvp_objects *objects, uint64_t 
   struct kvp_buffer *buffer = kvp_objects_buffer(objects, id);
   if (buffer == NULL) {
     return kvp_error_set(error, KVP_UNKNOWN_BUFFER, "buffer %llu is not attached", (unsigned long long)id);
-  }
-  if (buffer->uses > 0) {
-    return kvp_error_set(error, KVP_IN_USE, "buffer %llu: accepted ops use it %u times", (unsigned long long)id,
-                         buffer->uses);
   }
   (void)kvp_id_table_remove(&objects->buffers, id);
   *out = buffer;

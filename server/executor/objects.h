@@ -59,7 +59,7 @@ static inline struct kvp_buffer *kvp_objects_buffer(const struct kvp_objects *ob
 enum kvp_status kvp_objects_add_pool(struct kvp_objects *objects, struct kvp_pool *pool, struct kvp_error *error);
 enum kvp_status kvp_objects_add_buffer(struct kvp_objects *objects, struct kvp_buffer *buffer,
                                        struct kvp_error *error);
-/* Removing gives it back. Refused: no such id, and in_use while an accepted step names it. */
+/* Removing gives it back; while ->uses is not 0 accepted steps still name it. Refused: no such id. */
 enum kvp_status kvp_objects_remove_pool(struct kvp_objects *objects, uint64_t id, struct kvp_pool **out,
                                         struct kvp_error *error);
 enum kvp_status kvp_objects_remove_buffer(struct kvp_objects *objects, uint64_t id, struct kvp_buffer **out,

@@ -4,28 +4,39 @@
 #include <assert.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
-static void publish(struct kvp_outbox *outbox, uint32_t kind, uint64_t tag, uint32_t payload_bytes) {
-  if (kvp_lane_publish(outbox->lane, kind, tag, payload_bytes)) {
-    (void)eventfd_write(outbox->wake_fd, 1);
+/* Never waits: a socket that is full has something to read. */
+static void reader_wake(const struct kvp_outbox *outbox) {
+  const uint64_t one = 1;
+  if (outbox->wakes_by_socket) {
+    (void)send(outbox->wake_fd, &one, sizeof one, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } else {
+    (void)eventfd_write(outbox->wake_fd, one);
   }
 }
 
-static bool refused_post(struct kvp_outbox *outbox, const struct kvp_step *step) {
+static void publish(struct kvp_outbox *outbox, uint32_t kind, uint64_t tag, uint32_t payload_bytes) {
+  if (kvp_lane_publish(outbox->lane, kind, tag, payload_bytes)) {
+    reader_wake(outbox);
+  }
+}
+
+static bool error_post(struct kvp_outbox *outbox, uint32_t kind, const struct kvp_step *step) {
   void *payload = kvp_lane_reserve(outbox->lane, sizeof step->error);
   if (payload == NULL) {
     return false;
   }
   memcpy(payload, &step->error, sizeof step->error);
-  publish(outbox, KVP_COMPLETION_REFUSED, step->tag, sizeof step->error);
+  publish(outbox, kind, step->tag, sizeof step->error);
   return true;
 }
 
-static bool accepted_post(struct kvp_outbox *outbox, const struct kvp_step *step) {
+static bool empty_post(struct kvp_outbox *outbox, uint32_t kind, const struct kvp_step *step) {
   if (kvp_lane_reserve(outbox->lane, 0) == NULL) {
     return false;
   }
-  publish(outbox, KVP_COMPLETION_ACCEPTED, step->tag, 0);
+  publish(outbox, kind, step->tag, 0);
   return true;
 }
 
@@ -51,13 +62,23 @@ static void keep(struct kvp_outbox *outbox, struct kvp_step *step) {
   outbox->last = step;
 }
 
+static bool last_post(struct kvp_outbox *outbox, struct kvp_step *step) {
+  if (step->is_fence) {
+    return empty_post(outbox, KVP_COMPLETION_FENCED, step);
+  }
+  if (!step->accepted) {
+    return error_post(outbox, KVP_COMPLETION_REFUSED, step);
+  }
+  return step->is_failed ? error_post(outbox, KVP_COMPLETION_FAILED, step) : done_post(outbox, step);
+}
+
 /* The step's next message. False: no room. True: it is posted, and the step is destroyed if it was the last. */
 static bool step_post(struct kvp_outbox *outbox, struct kvp_step *step) {
   if (step->accepted && !step->acceptance_posted) {
-    step->acceptance_posted = accepted_post(outbox, step);
+    step->acceptance_posted = empty_post(outbox, KVP_COMPLETION_ACCEPTED, step);
     return step->acceptance_posted;
   }
-  if (!(step->accepted ? done_post(outbox, step) : refused_post(outbox, step))) {
+  if (!last_post(outbox, step)) {
     return false;
   }
   kvp_step_destroy(outbox->steps, step);
@@ -65,6 +86,11 @@ static bool step_post(struct kvp_outbox *outbox, struct kvp_step *step) {
 }
 
 void kvp_outbox_checked(struct kvp_outbox *outbox, struct kvp_step *step) {
+  assert(!outbox->is_closed); /* nothing is taken either */
+  if (step->accepted && !step->tells_acceptance) {
+    step->acceptance_posted = true;
+    return;
+  }
   if (outbox->first != NULL || !step_post(outbox, step)) {
     keep(outbox, step);
   }
@@ -72,10 +98,14 @@ void kvp_outbox_checked(struct kvp_outbox *outbox, struct kvp_step *step) {
 
 void kvp_outbox_finished(struct kvp_outbox *outbox, struct kvp_step *step) {
   step->finished = true;
+  if (outbox->is_closed) {
+    kvp_step_destroy(outbox->steps, step);
+    return;
+  }
   if (step->posting) {
     return; /* its ACCEPTED comes first; flush goes on with it */
   }
-  assert(step->acceptance_posted);
+  assert(step->acceptance_posted || step->is_fence);
   if (outbox->first != NULL || !step_post(outbox, step)) {
     keep(outbox, step);
   }
@@ -100,6 +130,18 @@ bool kvp_outbox_flush(struct kvp_outbox *outbox) {
     }
   }
   return any;
+}
+
+void kvp_outbox_close(struct kvp_outbox *outbox) {
+  outbox->is_closed = true;
+  while (outbox->first != NULL) {
+    struct kvp_step *step = outbox->first;
+    outbox->first = step->next_posting;
+    step->posting = false;
+    if (step->finished || !step->accepted) {
+      kvp_step_destroy(outbox->steps, step);
+    }
+  }
 }
 
 void kvp_outbox_drop(struct kvp_outbox *outbox) {

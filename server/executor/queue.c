@@ -6,8 +6,8 @@
 
 #include "proto/limits.h"
 
-/* So many steps of a queue are launched ahead: the device goes on with the next one without waiting for us, and
- * a queue with many steps still leaves the line to others after each. */
+/* So many legs of a queue are launched ahead: the device goes on with the next one without waiting for us, and
+ * a queue with many still leaves the line to others after each. */
 enum { launched_max = 4 };
 
 void kvp_queues_deinit(struct kvp_queues *queues, void (*drop)(void *context, struct kvp_step *step), void *context) {
@@ -77,7 +77,8 @@ void kvp_queues_close(struct kvp_queues *queues, uint32_t id) {
 
 /* Into the line, if it belongs there and isn't. */
 static void queue_line_up(struct kvp_queues *queues, struct kvp_queue *queue) {
-  if (queue->is_ready || queue->waiting.first == NULL || queue->launched_count >= launched_max) {
+  if (queue->is_ready || queue->parked_place != 0 || queue->waiting.first == NULL ||
+      queue->launched_count >= launched_max) {
     return;
   }
   queue->is_ready = true;
@@ -90,6 +91,37 @@ static void queue_line_up(struct kvp_queues *queues, struct kvp_queue *queue) {
   queues->ready_last = queue;
 }
 
+static struct kvp_queue *line_pop(struct kvp_queues *queues) {
+  struct kvp_queue *queue = queues->ready_first;
+  assert(queue != NULL && queue->is_ready && queue->waiting.first != NULL);
+  queues->ready_first = queue->next_ready;
+  queue->is_ready = false;
+  return queue;
+}
+
+/* From anywhere in the line. */
+static void line_leave(struct kvp_queues *queues, struct kvp_queue *queue) {
+  struct kvp_queue *before = NULL;
+  struct kvp_queue **link = &queues->ready_first;
+  while (*link != queue) {
+    before = *link;
+    link = &before->next_ready;
+  }
+  *link = queue->next_ready;
+  if (queues->ready_last == queue) {
+    queues->ready_last = before;
+  }
+  queue->is_ready = false;
+}
+
+/* Something was taken out of the queue. */
+static void queue_settle(struct kvp_queues *queues, struct kvp_queue *queue) {
+  queue_line_up(queues, queue);
+  if (queue->is_closed && queue_is_idle(queue)) {
+    queue_free(queues, queue);
+  }
+}
+
 void kvp_queue_push(struct kvp_queues *queues, struct kvp_queue *queue, struct kvp_step *step) {
   queue->is_closed = false;
   kvp_step_list_push(&queue->waiting, step);
@@ -100,22 +132,75 @@ struct kvp_queue *kvp_queues_first(const struct kvp_queues *queues) {
   return queues->ready_first;
 }
 
-struct kvp_step *kvp_queues_take(struct kvp_queues *queues) {
-  struct kvp_queue *queue = queues->ready_first;
-  assert(queue != NULL && queue->is_ready && queue->waiting.first != NULL);
-  queues->ready_first = queue->next_ready;
-  queue->is_ready = false;
+struct kvp_step_leg *kvp_queue_leg(const struct kvp_queue *queue) {
+  struct kvp_step *step = queue->waiting.first;
+  assert(step != NULL && step->launched_legs < step->leg_count);
+  return &step->legs[step->launched_legs];
+}
+
+struct kvp_step_leg *kvp_queues_take(struct kvp_queues *queues) {
+  struct kvp_queue *queue = line_pop(queues);
+  struct kvp_step_leg *leg = kvp_queue_leg(queue);
   queue->launched_count++;
-  struct kvp_step *step = kvp_step_list_pop(&queue->waiting);
+  if (++leg->step->launched_legs == leg->step->leg_count) {
+    (void)kvp_step_list_pop(&queue->waiting);
+  }
   queue_line_up(queues, queue);
+  return leg;
+}
+
+void kvp_queues_park(struct kvp_queues *queues) {
+  struct kvp_queue *queue = line_pop(queues);
+  queues->parked[queues->parked_count] = queue;
+  queue->parked_place = ++queues->parked_count;
+}
+
+/* Out of the parked, and not in the line yet. */
+static void parked_leave(struct kvp_queues *queues, struct kvp_queue *queue) {
+  struct kvp_queue *last = queues->parked[--queues->parked_count];
+  queues->parked[queue->parked_place - 1] = last;
+  last->parked_place = queue->parked_place;
+  queue->parked_place = 0;
+}
+
+void kvp_queues_unpark(struct kvp_queues *queues, struct kvp_queue *queue) {
+  parked_leave(queues, queue);
+  queue_line_up(queues, queue);
+}
+
+struct kvp_step *kvp_queues_give_up(struct kvp_queues *queues) {
+  struct kvp_queue *queue = line_pop(queues);
+  struct kvp_step *step = kvp_step_list_pop(&queue->waiting);
+  step->is_failed = true;
+  queue_settle(queues, queue);
   return step;
+}
+
+void kvp_queue_drop(struct kvp_queues *queues, struct kvp_queue *queue, const struct kvp_served_ring *ring,
+                    struct kvp_step_list *dropped) {
+  struct kvp_step_list all = queue->waiting;
+  struct kvp_step *step = NULL;
+  queue->waiting = (struct kvp_step_list){0};
+  while ((step = kvp_step_list_pop(&all)) != NULL) {
+    if (step->ring != ring) {
+      kvp_step_list_push(&queue->waiting, step);
+      continue;
+    }
+    step->is_failed = true;
+    if (kvp_step_is_over(step)) {
+      kvp_step_list_push(dropped, step);
+    }
+  }
+  if (queue->parked_place != 0) {
+    parked_leave(queues, queue);
+  } else if (queue->is_ready && queue->waiting.first == NULL) {
+    line_leave(queues, queue);
+  }
+  queue_settle(queues, queue);
 }
 
 void kvp_queue_done(struct kvp_queues *queues, struct kvp_queue *queue) {
   assert(queue->launched_count > 0);
   queue->launched_count--;
-  queue_line_up(queues, queue);
-  if (queue->is_closed && queue_is_idle(queue)) {
-    queue_free(queues, queue);
-  }
+  queue_settle(queues, queue);
 }

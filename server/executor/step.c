@@ -53,20 +53,38 @@ struct kvp_step *kvp_step_new(struct kvp_step_pool *pool, uint32_t wire_bytes) {
     return NULL;
   }
   step->wire_bytes = wire_bytes;
-  pool->used_count++;
+  pool->use.count++;
   kvp_step_charge(pool, step);
   return step;
 }
 
 void kvp_step_charge(struct kvp_step_pool *pool, struct kvp_step *step) {
-  pool->used_bytes += step->arena.capacity_bytes - step->charged_bytes;
+  const uint64_t more_bytes = step->arena.capacity_bytes - step->charged_bytes;
+  pool->use.bytes += more_bytes;
+  if (step->use != NULL) {
+    step->use->bytes += more_bytes;
+  }
   step->charged_bytes = step->arena.capacity_bytes;
 }
 
+void kvp_step_count_as(struct kvp_step *step, struct kvp_step_use *use) {
+  assert(step->use == NULL);
+  step->use = use;
+  use->count++;
+  use->bytes += step->charged_bytes;
+}
+
+static void use_end(struct kvp_step_use *use, const struct kvp_step *step) {
+  assert(use->count > 0 && use->bytes >= step->charged_bytes);
+  use->count--;
+  use->bytes -= step->charged_bytes;
+}
+
 void kvp_step_destroy(struct kvp_step_pool *pool, struct kvp_step *step) {
-  assert(pool->used_count > 0 && pool->used_bytes >= step->charged_bytes);
-  pool->used_count--;
-  pool->used_bytes -= step->charged_bytes;
+  use_end(&pool->use, step);
+  if (step->use != NULL) {
+    use_end(step->use, step);
+  }
   kvp_arena_reset(&step->arena);
   if (pool->free_count >= free_steps_max || pool->free_bytes + step->arena.capacity_bytes > free_bytes_max) {
     step_free(step);
@@ -85,6 +103,32 @@ void kvp_step_pool_deinit(struct kvp_step_pool *pool) {
     pool->free = next;
   }
   *pool = (struct kvp_step_pool){0};
+}
+
+enum kvp_status kvp_step_cut(struct kvp_step *step, struct kvp_error *error) {
+  uint32_t leg_count = 1;
+  for (uint32_t i = 1; i < step->op_count; i++) {
+    leg_count += step->ops[i].waits;
+  }
+  step->legs = &step->whole;
+  if (leg_count > 1) {
+    step->legs = kvp_arena_alloc(&step->arena, leg_count * sizeof *step->legs);
+  }
+  if (step->legs == NULL) {
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "step: no memory for %u waits", leg_count);
+  }
+  step->leg_count = leg_count;
+  uint32_t begin = 0;
+  for (uint32_t i = 0; i < leg_count; i++) {
+    uint32_t end = begin + (begin < step->op_count);
+    while (end < step->op_count && !step->ops[end].waits) {
+      end++;
+    }
+    step->legs[i] = (struct kvp_step_leg){.step = step, .first_op = begin, .end_op = end};
+    begin = end;
+  }
+  assert(begin == step->op_count);
+  return KVP_OK;
 }
 
 void kvp_step_hold_objects(struct kvp_step *step) {

@@ -1,16 +1,18 @@
-/* Daemon-made buffers.
+/* Buffers.
  *
- * Always holds: every buffer is in its session's list and charged to ledger and session, from the begin of its
- * creation until its memory is given back. */
+ * Always holds: every buffer is in its session's list and charged to it (and to the ledger, when it is the daemon's
+ * memory) from the begin of its creation until its memory is given back. */
 #include "server/supervisor/buffer.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
+#include "server/supervisor/attachment.h"
 #include "server/supervisor/daemon.h"
 
 /* ---- the end ----------------------------------------------------------------------------------------------------
@@ -34,10 +36,10 @@ static void buffer_free(struct kvp_buffer *buffer) {
   free(buffer);
 }
 
-static void buffer_detach(const struct kvp_buffer *buffer) {
+static void buffer_detach(const struct kvp_buffer *buffer, kvp_link_result_fn result, void *context) {
   struct kvp_control_buffer body = {.buffer_id = buffer->id};
-  kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_DETACH, &body, sizeof body, NULL, 0, NULL, NULL,
-                            NULL);
+  kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_DETACH, &body, sizeof body, NULL, 0, NULL,
+                            result, context);
 }
 
 static void buffer_attach(const struct kvp_buffer *buffer, kvp_link_result_fn result, void *context) {
@@ -97,7 +99,7 @@ static void creation_attached(void *context, const struct kvp_error *error) {
     return;
   }
   if (buffer->releasing) {
-    buffer_detach(buffer);
+    buffer_detach(buffer, NULL, NULL);
   }
   if (creation_wanted(creation)) {
     buffer->creating = false;
@@ -119,9 +121,7 @@ static void creation_refused(void *context) {
   creation_end(creation, NULL, &creation->error);
 }
 
-/* *charged: taken from the ledger, on success. */
-static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
-                                    uint64_t *charged, struct kvp_error *error) {
+static enum kvp_status session_check(const struct kvp_session *session, uint64_t bytes, struct kvp_error *error) {
   if (session->state != KVP_SESSION_OPEN) {
     return kvp_error_set(error, KVP_UNKNOWN_SESSION, "session %" PRIu64 " is closing", session->id);
   }
@@ -132,7 +132,16 @@ static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_devi
     return kvp_error_set(error, KVP_QUOTA_EXCEEDED, "session %" PRIu64 " has %u buffers, %d are allowed", session->id,
                          session->buffer_count, kvp_buffers_per_session_max);
   }
-  enum kvp_status status = kvp_device_check_serving(device, error);
+  return KVP_OK;
+}
+
+/* *charged: taken from the ledger, on success. */
+static enum kvp_status buffer_charge(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
+                                     uint64_t *charged, struct kvp_error *error) {
+  enum kvp_status status = session_check(session, bytes, error);
+  if (status == KVP_OK) {
+    status = kvp_device_check_serving(device, error);
+  }
   if (status != KVP_OK) {
     return status;
   }
@@ -151,33 +160,74 @@ static enum kvp_status buffer_check(struct kvp_session *session, struct kvp_devi
   return KVP_OK;
 }
 
-void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
-                       uint64_t bytes, kvp_buffer_done_fn done, void *context) {
+static enum kvp_status import_charge(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
+                                     struct kvp_error *error) {
+  enum kvp_status status = session_check(session, bytes, error);
+  if (status == KVP_OK) {
+    status = kvp_device_check_serving(device, error);
+  }
+  if (status == KVP_OK) {
+    status = kvp_fd_budget_charge(&device->daemon->fds, "a worker's memory", kvp_memory_open_fds, KVP_QUOTA_EXCEEDED,
+                                  error);
+  }
+  return status;
+}
+
+static struct buffer_creation *creation_new(struct kvp_daemon *daemon, kvp_buffer_done_fn done, void *context) {
   struct buffer_creation *creation = kvp_allocate(1, sizeof *creation);
   creation->daemon = daemon;
   creation->done = done;
   creation->context = context;
-  uint64_t charged = 0;
-  if (buffer_check(session, device, bytes, &charged, &creation->error) != KVP_OK) {
-    kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
-    return;
-  }
+  return creation;
+}
+
+static struct kvp_buffer *buffer_new(struct kvp_daemon *daemon, struct kvp_session *session,
+                                     struct kvp_device *device, uint64_t bytes) {
   struct kvp_buffer *buffer = kvp_allocate(1, sizeof *buffer);
   buffer->id = ++daemon->next_buffer_id;
   buffer->session = session;
   buffer->device = device;
   buffer->bytes = bytes;
-  buffer->charged_bytes = charged;
   buffer->creating = true;
   buffer->next = session->buffers;
   session->buffers = buffer;
   session->buffer_count++;
   session->buffer_bytes += bytes;
+  return buffer;
+}
+
+void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
+                       uint64_t bytes, kvp_buffer_done_fn done, void *context) {
+  struct buffer_creation *creation = creation_new(daemon, done, context);
+  uint64_t charged = 0;
+  if (buffer_charge(session, device, bytes, &charged, &creation->error) != KVP_OK) {
+    kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
+    return;
+  }
+  struct kvp_buffer *buffer = buffer_new(daemon, session, device, bytes);
+  buffer->charged_bytes = charged;
   creation->buffer = buffer;
   char name[kvp_name_bytes_max];
   (void)snprintf(name, sizeof name, "kvpool-buffer:%" PRIu64, buffer->id);
   kvp_memory_create(device->link, &daemon->fds, ++daemon->next_memory_id, name, bytes, creation_has_memory, creation,
                     &buffer->memory);
+}
+
+void kvp_buffer_import(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
+                       const struct kvp_control_open *open, int fd, kvp_buffer_done_fn done, void *context) {
+  struct buffer_creation *creation = creation_new(daemon, done, context);
+  if (import_charge(session, device, open->bytes, &creation->error) != KVP_OK) {
+    if (fd >= 0) {
+      (void)close(fd);
+    }
+    kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
+    return;
+  }
+  struct kvp_buffer *buffer = buffer_new(daemon, session, device, open->bytes);
+  buffer->imported = true;
+  creation->buffer = buffer;
+  kvp_memory_open(device->link, &daemon->fds, ++daemon->next_memory_id, open, fd, creation_has_memory, creation,
+                  &buffer->memory);
 }
 
 struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error) {
@@ -194,9 +244,33 @@ struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_
 /* ---- release ----------------------------------------------------------------------------------------------------
  */
 
+/* Its session may be gone afterwards. */
 static void buffer_gone(struct kvp_buffer *buffer) {
-  buffer_detach(buffer);
+  struct kvp_attachment *attachment = buffer->attachment;
+  struct kvp_session *session = buffer->session;
+  struct kvp_daemon *daemon = buffer->device->daemon;
+  uint64_t id = buffer->id;
   buffer_free(buffer);
+  if (attachment != NULL) {
+    kvp_attachment_buffer_gone(attachment, id); /* whose own end settles the session */
+  } else {
+    kvp_session_settle(daemon, session);
+  }
+}
+
+static void buffer_detached(void *context, const struct kvp_error *error) {
+  (void)error; /* an executor that died has none any more */
+  buffer_gone(context);
+}
+
+/* No step of ours uses it. Workers' steps may: then the executor answers when they have ended. */
+static void buffer_part(struct kvp_buffer *buffer) {
+  if (buffer->device->rings > 0) {
+    buffer_detach(buffer, buffer_detached, buffer);
+  } else {
+    buffer_detach(buffer, NULL, NULL);
+    buffer_gone(buffer);
+  }
 }
 
 void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer) {
@@ -207,7 +281,7 @@ void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer) {
     return; /* the end of its creation sees it */
   }
   if (kvp_step_retired_fence(daemon) >= buffer->release_fence) {
-    buffer_gone(buffer);
+    buffer_part(buffer);
     return;
   }
   struct kvp_buffer_releases *releases = &daemon->buffer_releases;
@@ -233,13 +307,11 @@ void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence) {
   struct kvp_buffer_releases *releases = &daemon->buffer_releases;
   while (releases->first != NULL && releases->first->release_fence <= fence) {
     struct kvp_buffer *buffer = releases->first;
-    struct kvp_session *session = buffer->session;
     releases->first = buffer->next_releasing;
     if (releases->first == NULL) {
       releases->last = NULL;
     }
-    buffer_gone(buffer);
-    kvp_session_settle(daemon, session);
+    buffer_part(buffer);
   }
 }
 

@@ -1,4 +1,5 @@
-/* Daemon-made buffers: device memory of one session that sources, outputs and arrays lie in. Loop thread only. */
+/* Buffers: device memory of one session that sources, outputs and arrays lie in. The daemon made it, or a worker brought
+ * it. Loop thread only. */
 #ifndef KVPOOL_SUPERVISOR_BUFFER_H
 #define KVPOOL_SUPERVISOR_BUFFER_H
 
@@ -7,6 +8,7 @@
 
 #include "server/supervisor/memory.h"
 
+struct kvp_attachment;
 struct kvp_daemon;
 struct kvp_device;
 struct kvp_session;
@@ -16,10 +18,12 @@ struct kvp_buffer {
   struct kvp_session *session;
   struct kvp_device *device;
   struct kvp_memory *memory;
-  uint64_t bytes;         /* as asked for */
-  uint64_t charged_bytes; /* of the device's ledger: bytes or more */
-  bool creating;          /* the caller has not been told yet; can't be found */
-  bool releasing;         /* hidden; goes when `release_fence` is reached */
+  struct kvp_attachment *attachment; /* that made it, and whose end is its own; NULL: none did */
+  bool imported;                     /* a worker's memory, which the ledger knows nothing of */
+  uint64_t bytes;                    /* as asked for */
+  uint64_t charged_bytes;            /* of the device's ledger: bytes or more */
+  bool creating;                     /* the caller has not been told yet; can't be found */
+  bool releasing;                    /* hidden; goes when `release_fence` is reached */
   uint64_t release_fence;
   struct kvp_buffer *next;           /* of the session */
   struct kvp_buffer *next_releasing; /* of the daemon */
@@ -38,8 +42,12 @@ typedef void (*kvp_buffer_done_fn)(void *context, struct kvp_buffer *buffer, con
  * error. */
 void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        uint64_t bytes, kvp_buffer_done_fn done, void *context);
+/* The same for memory that a worker brought, as *open says; takes over fd (-1: there is none). */
+void kvp_buffer_import(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
+                       const struct kvp_control_open *open, int fd, kvp_buffer_done_fn done, void *context);
 struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error);
-/* Hidden at once; its memory goes when every step submitted so far has retired. */
+/* Hidden at once; its memory goes when every step submitted so far has retired and no step of a worker's ring uses it.
+ */
 void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer);
 /* The caller settles the session afterwards. Creations under way end with cancelled. */
 void kvp_buffer_release_all(struct kvp_daemon *daemon, struct kvp_session *session);

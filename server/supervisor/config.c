@@ -29,6 +29,9 @@ const struct kvp_option kvp_options[kvp_option_count] = {
      AT(socket_path), 0, socket_bytes_max},
     {"socket_mode", "socket-mode", "OCTAL", "Permissions of the socket (default 0660)", KVP_OPTION_MODE,
      AT(socket_mode), 0, 0777},
+    {"attach_socket", "attach-socket", "PATH",
+     "Unix socket that workers on this host attach to (default: the socket's path, .attach.sock for .sock)",
+     KVP_OPTION_PATH, AT(attach_socket_path), 0, socket_bytes_max},
     {"executor", "executor", "PATH",
      "The executor program (default: kvpool-exec beside kvpoold, else the installed one)", KVP_OPTION_PATH,
      AT(executor_path), 0, kvp_config_path_bytes_max},
@@ -49,6 +52,9 @@ const struct kvp_option kvp_options[kvp_option_count] = {
      AT(connections_max), 1, connections_max},
     {"drain_timeout_ms", "drain-timeout-ms", "MS", "How long SIGTERM waits for steps in flight (default 10000)",
      KVP_OPTION_COUNT, AT(drain_timeout_ms), 0, drain_ms_max},
+    {"wait_deadline_max_ms", "wait-deadline-max-ms", "MS",
+     "How long a worker's op may wait for a timeline (default 30000)", KVP_OPTION_COUNT, AT(wait_deadline_max_ms), 1,
+     kvp_wait_deadline_ms_max},
     {"log_level", "log-level", "LEVEL", "debug, info (default), warning or error", KVP_OPTION_LEVEL, AT(log_level), 0,
      0},
 };
@@ -193,6 +199,18 @@ bool kvp_config_add_device(struct kvp_config_reader *reader, const char *place, 
   return true;
 }
 
+bool kvp_config_add_ipc_uid(struct kvp_config_reader *reader, const char *place, int64_t uid) {
+  struct kvp_config *config = reader->config;
+  if (uid < 0 || uid >= UINT32_MAX) {
+    return kvp_config_complain(place, "ipc_uids: %" PRId64 " is no uid", uid);
+  }
+  if (config->ipc_uid_count == kvp_ipc_uids_max) {
+    return kvp_config_complain(place, "ipc_uids: %" PRId64 " is one more than the %d allowed", uid, kvp_ipc_uids_max);
+  }
+  config->ipc_uids[config->ipc_uid_count++] = (uint32_t)uid;
+  return true;
+}
+
 static bool first_executable(const char *directory, const char *const *relative, size_t count, char *out) {
   for (size_t i = 0; i < count; i++) {
     int length = snprintf(out, kvp_config_path_bytes_max, "%s/%s", directory, relative[i]);
@@ -227,7 +245,39 @@ static void set_defaults(struct kvp_config *config) {
   config->steps_in_flight_max = kvp_steps_in_flight_per_session_max;
   config->connections_max = 4096;
   config->drain_timeout_ms = 10000;
+  config->wait_deadline_max_ms = kvp_wait_deadline_ms_max;
   config->log_level = KVP_LOG_INFO;
+}
+
+/* "x.sock" -> "x.attach.sock"; what has another ending gets it behind all of it. False: complained. */
+static bool default_attach_socket(struct kvp_config *config) {
+  static const char ending[] = ".sock";
+  size_t bytes = strlen(config->socket_path);
+  if (bytes >= sizeof ending && strcmp(config->socket_path + bytes + 1 - sizeof ending, ending) == 0) {
+    bytes -= sizeof ending - 1;
+  }
+  int length = snprintf(config->attach_socket_path, sizeof config->attach_socket_path, "%.*s.attach%s", (int)bytes,
+                        config->socket_path, ending);
+  return length < socket_bytes_max ||
+         kvp_config_complain("attach_socket",
+                             "\"%s\", which socket = \"%s\" gives, has %d bytes, a socket's path %d at most: set it",
+                             config->attach_socket_path, config->socket_path, length, socket_bytes_max - 1);
+}
+
+static bool settle_paths(struct kvp_config *config) {
+  if (config->attach_socket_path[0] == '\0' && !default_attach_socket(config)) {
+    return false;
+  }
+  if (strcmp(config->attach_socket_path, config->socket_path) == 0) {
+    return kvp_config_complain("attach_socket", "\"%s\" is the path of `socket`", config->attach_socket_path);
+  }
+  if (config->executor_path[0] == '\0') {
+    find_executor(config->executor_path);
+  }
+  (void)snprintf(config->lock_path, sizeof config->lock_path, "%.*s.lock", socket_bytes_max, config->socket_path);
+  (void)snprintf(config->attach_lock_path, sizeof config->attach_lock_path, "%.*s.lock", socket_bytes_max,
+                 config->attach_socket_path);
+  return true;
 }
 
 static uint32_t find_device(const struct kvp_config *config, const char *name) {
@@ -301,11 +351,7 @@ static enum kvp_config_outcome read_all(int argc, char **argv, struct kvp_config
   if (config->device_count == 0 && !kvp_config_add_device(reader, "default", default_device)) {
     return KVP_CONFIG_ERROR;
   }
-  if (config->executor_path[0] == '\0') {
-    find_executor(config->executor_path);
-  }
-  (void)snprintf(config->lock_path, sizeof config->lock_path, "%.*s.lock", socket_bytes_max, config->socket_path);
-  if (!check_pools(reader)) {
+  if (!settle_paths(config) || !check_pools(reader)) {
     return KVP_CONFIG_ERROR;
   }
   if (seen.check) {

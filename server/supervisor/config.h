@@ -8,15 +8,17 @@
 #include "server/log.h"
 #include "server/supervisor/pool_spec.h"
 
-enum { kvp_config_path_bytes_max = 256 };
+enum { kvp_config_path_bytes_max = 256, kvp_ipc_uids_max = 64 };
 
 /* device_reserve where the configuration has none. */
 #define KVP_RESERVE_DEFAULT UINT64_MAX
 
 struct kvp_config {
   char socket_path[kvp_config_path_bytes_max];
-  char lock_path[kvp_config_path_bytes_max];     /* socket_path + ".lock" */
-  char executor_path[kvp_config_path_bytes_max]; /* kvpool-exec; default: beside kvpoold, else libexec */
+  char lock_path[kvp_config_path_bytes_max];          /* socket_path + ".lock" */
+  char attach_socket_path[kvp_config_path_bytes_max]; /* default: socket_path, its ".sock" now ".attach.sock" */
+  char attach_lock_path[kvp_config_path_bytes_max];   /* attach_socket_path + ".lock" */
+  char executor_path[kvp_config_path_bytes_max];      /* kvpool-exec; default: beside kvpoold, else libexec */
   uint32_t socket_mode;
   uint32_t device_count;
   char devices[kvp_devices_max][kvp_name_bytes_max]; /* default: host:0 */
@@ -27,6 +29,9 @@ struct kvp_config {
   uint32_t steps_in_flight_max; /* per session */
   uint32_t connections_max;
   uint32_t drain_timeout_ms;
+  uint32_t wait_deadline_max_ms; /* of a wait for a timeline */
+  uint32_t ipc_uid_count;
+  uint32_t ipc_uids[kvp_ipc_uids_max]; /* who may bring memory by an IPC handle, besides root and our own uid */
   enum kvp_log_level log_level;
   uint32_t pool_count;
   struct kvp_pool_spec pools[kvp_pools_max];

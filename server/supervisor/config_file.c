@@ -63,6 +63,25 @@ static bool read_devices(struct kvp_config_reader *reader, const char *path, con
   return true;
 }
 
+static bool read_ipc_uids(struct kvp_config_reader *reader, const char *path, const config_setting_t *list) {
+  char place[kvp_place_bytes_max];
+  kvp_config_place(list, path, place);
+  if (!config_setting_is_array(list) && !config_setting_is_list(list)) {
+    return kvp_config_complain(place, "ipc_uids must be a list of numbers, like [ 1000, 1001 ]");
+  }
+  for (int i = 0; i < config_setting_length(list); i++) {
+    const config_setting_t *entry = config_setting_get_elem(list, (unsigned)i);
+    kvp_config_place(entry, path, place);
+    if (!is_integer(entry)) {
+      return kvp_config_complain(place, "ipc_uids: entry %d is not an integer", i);
+    }
+    if (!kvp_config_add_ipc_uid(reader, place, config_setting_get_int64(entry))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static bool read_pools(struct kvp_config_reader *reader, const char *path, const config_setting_t *list) {
   char place[kvp_place_bytes_max];
   kvp_config_place(list, path, place);
@@ -83,6 +102,9 @@ static bool read_setting(struct kvp_config_reader *reader, const char *path, con
   kvp_config_place(setting, path, place);
   if (strcmp(key, "devices") == 0) {
     return read_devices(reader, path, setting);
+  }
+  if (strcmp(key, "ipc_uids") == 0) {
+    return read_ipc_uids(reader, path, setting);
   }
   if (strcmp(key, "pools") == 0) {
     return read_pools(reader, path, setting);

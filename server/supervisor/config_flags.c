@@ -1,6 +1,7 @@
 /* Command line: one flag for every value of the file, parsed by argp in two looks, since the file lies between them.
  */
 #include <argp.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,22 +16,24 @@ enum {
   key_check,
   key_device,
   key_pool,
+  key_ipc_uid,
   key_option, /* key_option + i: kvp_options[i] */
 };
 
-enum { own_option_count = 7, argp_option_count = own_option_count + kvp_option_count + 1 };
+enum { own_option_count = 8, argp_option_count = own_option_count + kvp_option_count + 1 };
 
 static const char documentation[] =
     "Owns the KV memory of this host's devices and serves it to inference engines over gRPC."
-    "\vValues given as flags replace those of the file; --device and --pool replace the file's whole list. The file "
-    "has the "
-    "flags' names with underscores, and lists `devices` and `pools`.";
+    "\vValues given as flags replace those of the file; --device, --pool and --ipc-uid replace the file's whole "
+    "list. "
+    "The file has the flags' names with underscores, and lists `devices`, `pools` and `ipc_uids`.";
 
 struct look {
   struct kvp_flags_seen *seen;      /* first look, else NULL */
   struct kvp_config_reader *reader; /* second look, else NULL */
   bool devices_replaced;
   bool pools_replaced;
+  bool ipc_uids_replaced;
   bool failed;
 };
 
@@ -60,6 +63,16 @@ static bool add_pool_text(struct kvp_config_reader *reader, const char *text) {
   return good;
 }
 
+static bool add_ipc_uid_text(struct kvp_config_reader *reader, const char *text) {
+  char *end = NULL;
+  errno = 0;
+  long long uid = strtoll(text, &end, 10);
+  if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0) {
+    return kvp_config_complain("--ipc-uid", "\"%s\" is no uid: a number is wanted", text);
+  }
+  return kvp_config_add_ipc_uid(reader, "--ipc-uid", uid);
+}
+
 static bool apply(struct look *look, int key, const char *argument) {
   struct kvp_config_reader *reader = look->reader;
   if (key == key_device) {
@@ -75,6 +88,13 @@ static bool apply(struct look *look, int key, const char *argument) {
       reader->config->pool_count = 0;
     }
     return add_pool_text(reader, argument);
+  }
+  if (key == key_ipc_uid) {
+    if (!look->ipc_uids_replaced) {
+      look->ipc_uids_replaced = true;
+      reader->config->ipc_uid_count = 0;
+    }
+    return add_ipc_uid_text(reader, argument);
   }
   if (key >= key_option && key < key_option + kvp_option_count) {
     const struct kvp_option *option = &kvp_options[key - key_option];
@@ -141,6 +161,10 @@ static void fill_options(struct argp_option options[argp_option_count]) {
       {"pool", key_pool, "GROUP", 0,
        "A pool to create at start, as in the file: '{ name = \"main\"; block_size = 64; num_blocks = 100; regions = "
        "( { name = \"kv\"; format = \"v41\"; num_layers = 2; } ); }'; may be given several times",
+       0},
+      {"ipc-uid", key_ipc_uid, "UID", 0,
+       "Whose workers may bring memory by a CUDA IPC handle, besides root's and this daemon's; may be given several "
+       "times",
        0},
       {"help", key_help, NULL, 0, "Give this help list", -1},
       {"usage", key_usage, NULL, 0, "Give a short usage message", -1},

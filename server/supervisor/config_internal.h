@@ -27,7 +27,7 @@ struct kvp_option {
   uint64_t max; /* paths: bytes with the terminating NUL */
 };
 
-enum { kvp_option_count = 11 };
+enum { kvp_option_count = 13 };
 extern const struct kvp_option kvp_options[kvp_option_count];
 
 enum { kvp_place_bytes_max = 512 };
@@ -49,6 +49,7 @@ bool kvp_option_set_number(const struct kvp_option *option, const char *place, i
 
 /* Appends. False: complained. */
 bool kvp_config_add_device(struct kvp_config_reader *reader, const char *place, const char *name);
+bool kvp_config_add_ipc_uid(struct kvp_config_reader *reader, const char *place, int64_t uid);
 bool kvp_config_add_pool(struct kvp_config_reader *reader, const char *fallback, const config_setting_t *group);
 
 /* "FILE:LINE" of a setting; fallback is the file's name where libconfig knows none. */

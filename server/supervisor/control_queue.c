@@ -36,6 +36,7 @@ static void queue_drop_first(struct kvp_control_queue *queue) {
   if (queue->first == NULL) {
     queue->last = NULL;
   }
+  queue->count--;
   queued_destroy(first);
 }
 
@@ -68,6 +69,7 @@ static enum kvp_status queue_keep(struct kvp_control_queue *queue, uint32_t kind
     queue->last->next = queued;
   }
   queue->last = queued;
+  queue->count++;
   return KVP_OK;
 }
 

@@ -1,7 +1,7 @@
 /* Outgoing messages of a control socket that never blocks: what does not fit now waits here, fds included.
  *
- * Messages leave in the order they were put in. Loop thread only. The queue is as long as the objects whose life the
- * messages tell of, which are limited elsewhere.
+ * Messages leave in the order they were put in. Loop thread only. The queue to an executor is as long as the objects
+ * whose life the messages tell of, which are limited elsewhere; a worker's is kept short by `count`.
  */
 #ifndef KVPOOL_SUPERVISOR_CONTROL_QUEUE_H
 #define KVPOOL_SUPERVISOR_CONTROL_QUEUE_H
@@ -15,6 +15,7 @@ struct kvp_control_queue {
   int socket; /* non-blocking; not owned */
   struct kvp_queued_control *first;
   struct kvp_queued_control *last;
+  uint32_t count;
 };
 
 void kvp_control_queue_init(struct kvp_control_queue *queue, int socket);

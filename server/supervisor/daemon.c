@@ -245,6 +245,20 @@ static enum kvp_status start_rpc(struct kvp_daemon *daemon, struct kvp_error *er
   return kvp_rpc_server_start(daemon->loop, &options, &daemon->rpc, error);
 }
 
+/* The attach socket first: when the other one is there, both are. */
+static enum kvp_status start_listening(struct kvp_daemon *daemon, struct kvp_error *error) {
+  enum kvp_status status = kvp_attach_listener_init(&daemon->attach, daemon, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  status = start_rpc(daemon, error);
+  if (status != KVP_OK) {
+    kvp_attach_listener_drain(&daemon->attach);
+    kvp_attach_listener_close(&daemon->attach);
+  }
+  return status;
+}
+
 /* main has blocked the signals before any thread was there; this thread alone takes them. */
 static void unblock_signals(void) {
   sigset_t set;
@@ -271,10 +285,11 @@ int kvp_daemon_run(const struct kvp_config *config) {
   daemon->loop = &loop;
   daemon->config = config;
   daemon->started_unix_ns = now_unix_ns();
-  kvp_log(KVP_LOG_INFO, "starting", "version=%s pid=%d socket=%s executor=%s devices=%u pools=%u", KVPOOL_VERSION,
-          (int)getpid(), config->socket_path, config->executor_path, config->device_count, config->pool_count);
+  kvp_log(KVP_LOG_INFO, "starting", "version=%s pid=%d socket=%s attach_socket=%s executor=%s devices=%u pools=%u",
+          KVPOOL_VERSION, (int)getpid(), config->socket_path, config->attach_socket_path, config->executor_path,
+          config->device_count, config->pool_count);
   struct kvp_error error;
-  if (start_rpc(daemon, &error) != KVP_OK) {
+  if (start_listening(daemon, &error) != KVP_OK) {
     kvp_log(KVP_LOG_ERROR, "start_failed", "status=%s text=\"%s\"", kvp_status_name((enum kvp_status)error.status),
             error.text);
     daemon->exit_status = 1;

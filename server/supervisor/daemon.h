@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "server/supervisor/attach_listener.h"
+#include "server/supervisor/attachment.h"
 #include "server/supervisor/buffer.h"
 #include "server/supervisor/config.h"
 #include "server/supervisor/deferred.h"
@@ -21,7 +23,7 @@
 
 /* What STOPPING waits for, in this order. */
 enum kvp_daemon_stop_stage {
-  KVP_STOP_SESSIONS, /* their streams take the last event */
+  KVP_STOP_SESSIONS, /* their streams take the last event, their workers' steps end */
   KVP_STOP_LINKS,    /* executors exit */
   KVP_STOP_RPC,      /* every call is closed */
 };
@@ -40,6 +42,8 @@ struct kvp_daemon {
   struct kvp_fd_budget fds; /* what memory may take of them */
   struct kvp_pool_table pools;
   struct kvp_session_table sessions;
+  struct kvp_attach_listener attach;
+  struct kvp_attachment_table attachments;
   uint64_t epoch;         /* allocations so far, over all pools */
   uint64_t step_sequence; /* steps so far, over all devices; fences are values of it */
   uint64_t next_memory_id;

@@ -25,11 +25,12 @@ static void drop_steps(struct kvp_device *device) {
 
 static void on_rpc_stopped(void *context) {
   struct kvp_daemon *daemon = context;
-  assert(daemon->sessions.count == 0 && daemon->pools.work == 0);
+  assert(daemon->sessions.count == 0 && daemon->attachments.count == 0 && daemon->pools.work == 0);
   kvp_pool_table_deinit(daemon);
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     kvp_device_deinit(&daemon->devices[i]);
   }
+  kvp_attach_listener_close(&daemon->attach);
   uv_close((uv_handle_t *)&daemon->patience, NULL);
   for (int i = 0; i < kvp_daemon_signals; i++) {
     uv_close((uv_handle_t *)&daemon->signals[i], NULL);
@@ -55,7 +56,7 @@ static void on_farewell_over(uv_timer_t *timer) {
 static void stop_goes_on(struct kvp_daemon *daemon) {
   switch (daemon->stop_stage) {
   case KVP_STOP_SESSIONS:
-    if (daemon->sessions.stream_count == 0) {
+    if (daemon->sessions.stream_count == 0 && daemon->attachments.count == 0) {
       stop_links(daemon);
     }
     break;
@@ -107,6 +108,7 @@ void kvp_daemon_drain(struct kvp_daemon *daemon) {
   kvp_log(KVP_LOG_INFO, "draining", "steps=%u sessions=%u timeout_ms=%u", steps_left(daemon), daemon->sessions.count,
           daemon->config->drain_timeout_ms);
   kvp_rpc_server_drain(daemon->rpc);
+  kvp_attach_listener_drain(&daemon->attach);
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     if (kvp_executor_link_state(daemon->devices[i].link) != KVP_LINK_SERVING) {
       drop_steps(&daemon->devices[i]);
@@ -123,6 +125,7 @@ void kvp_daemon_stop(struct kvp_daemon *daemon) {
   daemon->state = KVP_DAEMON_STOPPING;
   daemon->stop_stage = KVP_STOP_SESSIONS;
   kvp_log(KVP_LOG_INFO, "stopping", "steps=%u sessions=%u", steps_left(daemon), daemon->sessions.count);
+  kvp_attach_listener_drain(&daemon->attach);
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     drop_steps(&daemon->devices[i]);
   }

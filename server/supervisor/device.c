@@ -10,6 +10,7 @@
 
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
+#include "server/supervisor/attachment.h"
 #include "server/supervisor/buffer.h"
 #include "server/supervisor/daemon.h"
 
@@ -38,6 +39,7 @@ static void on_buffers_restored(void *context, const struct kvp_error *error) {
     kvp_log(KVP_LOG_INFO, "device_serving", "device=%s restarts=%" PRIu64 " waiting_steps=%u", device->name,
             restore->restarts, device->steps.count);
     kvp_step_post_waiting(device);
+    kvp_attachment_device_serving(device);
     if (device->served) {
       kvp_session_tell_device(device->daemon, device->name, false);
     }
@@ -136,6 +138,7 @@ static void on_lost(void *context, struct kvp_executor_link *link) {
             kvp_executor_link_restarts(link), device->steps.count, device->daemon->sessions.count);
   }
   kvp_pool_device_lost(device->daemon, device);
+  kvp_attachment_device_lost(device);
   kvp_step_device_lost(device);
   if (!stopping) {
     kvp_session_tell_device(device->daemon, device->name, true);
@@ -164,6 +167,10 @@ static void on_waiting(void *context, struct kvp_executor_link *link) {
   }
 }
 
+static void on_ring_failed(void *context, const struct kvp_control_ring_failed *failed) {
+  kvp_attachment_ring_failed(context, failed);
+}
+
 static void on_stopped(void *context, struct kvp_executor_link *link) {
   (void)link;
   struct kvp_device *device = context;
@@ -175,6 +182,7 @@ static const struct kvp_link_events link_events = {
     .lost = on_lost,
     .completion = on_completion,
     .progress = on_progress,
+    .ring_failed = on_ring_failed,
     .waiting = on_waiting,
     .stopped = on_stopped,
 };

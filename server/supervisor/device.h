@@ -18,6 +18,7 @@ struct kvp_device {
   struct kvp_executor_link *link;
   struct kvp_ledger ledger;
   struct kvp_step_table steps; /* waiting and in flight */
+  uint32_t rings;              /* of workers that its executor has been told of and has not said to be rid of */
   bool limit_known;            /* the ledger's limit is decided once, by the first executor */
   uint64_t others_bytes;       /* of its memory: contexts, other processes; as the latest executor found it */
   bool served;                 /* has been SERVING before */

@@ -113,14 +113,19 @@ static void link_lost_error(const struct kvp_executor_link *link, struct kvp_err
 /* ---- messages from the executor ---------------------------------------------------------------------------------
  */
 
+/* An error as somebody else sent it. Ends its texts. */
+static bool error_valid(struct kvp_error *error) {
+  error->array[sizeof error->array - 1] = error->text[sizeof error->text - 1] = '\0';
+  return error->status >= 0 && error->status < kvp_status_count;
+}
+
 static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd_message *message) {
   struct kvp_error error;
   if (message->body_bytes != sizeof error) {
     return false;
   }
   memcpy(&error, message->body, sizeof error);
-  error.array[sizeof error.array - 1] = error.text[sizeof error.text - 1] = '\0';
-  if (error.status < 0 || error.status >= kvp_status_count) {
+  if (!error_valid(&error)) {
     return false;
   }
   if (message->request == hello_request && link->state == KVP_LINK_STARTING) {
@@ -151,6 +156,7 @@ static bool link_take_ready(struct kvp_executor_link *link, const struct kvp_fd_
   struct kvp_control_ready info;
   memcpy(&info, message->body, sizeof info);
   info.description[sizeof info.description - 1] = info.driver[sizeof info.driver - 1] = '\0';
+  info.uuid[sizeof info.uuid - 1] = '\0';
   if (info.version != KVP_CONTROL_VERSION) {
     kvp_log(KVP_LOG_ERROR, "executor_version", "device=%s executor=%u supervisor=%u", link->hello.device,
             info.version, KVP_CONTROL_VERSION);
@@ -171,6 +177,19 @@ static bool link_take_ready(struct kvp_executor_link *link, const struct kvp_fd_
   return true;
 }
 
+static bool link_take_ring_failed(struct kvp_executor_link *link, const struct kvp_fd_message *message) {
+  struct kvp_control_ring_failed failed;
+  if (message->body_bytes != sizeof failed || link->events->ring_failed == NULL) {
+    return false;
+  }
+  memcpy(&failed, message->body, sizeof failed);
+  if (!error_valid(&failed.error)) {
+    return false;
+  }
+  link->events->ring_failed(link->context, &failed);
+  return true;
+}
+
 static void link_message(void *context, struct kvp_fd_message *message) {
   struct kvp_executor_link *link = context;
   bool understood = false;
@@ -180,6 +199,8 @@ static void link_message(void *context, struct kvp_fd_message *message) {
     understood = link_take_chunks(link, message);
   } else if (message->kind == KVP_CONTROL_READY) {
     understood = link_take_ready(link, message);
+  } else if (message->kind == KVP_CONTROL_RING_FAILED) {
+    understood = link_take_ring_failed(link, message);
   }
   kvp_fd_message_close_fds(message);
   if (!understood) {

@@ -46,6 +46,8 @@ struct kvp_link_events {
                      const uint8_t *payload);
   /* After a burst of completions, and when a post that was told busy may be tried again. NULL: not wanted. */
   void (*progress)(void *context, struct kvp_executor_link *link);
+  /* The executor doesn't serve this worker's ring any more. NULL: there are none. */
+  void (*ring_failed)(void *context, const struct kvp_control_ring_failed *failed);
   /* An attempt was refused as busy; the next one comes by itself. NULL: not wanted. */
   void (*waiting)(void *context, struct kvp_executor_link *link);
   /* After kvp_executor_link_stop: the process is reaped. The link may be destroyed. */

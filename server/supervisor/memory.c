@@ -1,11 +1,12 @@
 /* Device memory whose descriptors the supervisor keeps.
  *
- * Always holds: chunks [0, chunk_count) are open fds of ours; `busy` means that one request of this memory is without
+ * Always holds: chunks [0, chunk_count) are open fds of ours, a worker's memory has one at most; `busy` means that one request of this memory is without
  * an answer, which is the one thing that keeps the struct alive after kvp_memory_destroy.
  */
 #include "server/supervisor/memory.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,13 +23,16 @@ struct memory_chunk {
 struct kvp_memory {
   struct kvp_executor_link *link;
   struct kvp_fd_budget *fds;
+  uint64_t charged_fds;
   uint64_t id;
   uint64_t bytes;
+  struct kvp_control_open *open; /* a worker's memory; else NULL */
   char name[kvp_name_bytes_max];
   struct memory_chunk *chunks;
   uint32_t chunk_count;    /* so far */
   uint32_t chunk_expected; /* 0: not told yet */
   uint64_t chunks_bytes;   /* sum */
+  bool known;              /* an executor has made or opened it */
   bool busy;
   bool destroyed;
   struct kvp_error chunk_error; /* the first thing wrong with the chunks; status KVP_OK: nothing */
@@ -47,7 +51,8 @@ static void memory_close_chunks(struct kvp_memory *memory) {
 
 static void memory_free(struct kvp_memory *memory) {
   memory_close_chunks(memory);
-  kvp_fd_budget_release(memory->fds, kvp_fd_budget_memory(memory->bytes));
+  kvp_fd_budget_release(memory->fds, memory->charged_fds);
+  free(memory->open);
   free(memory);
 }
 
@@ -145,6 +150,7 @@ static void memory_created(void *context, const struct kvp_error *answer) {
     memory_free(memory);
     return;
   }
+  memory->known = error.status == KVP_OK;
   memory->done(memory->context, &error);
 }
 
@@ -154,6 +160,7 @@ void kvp_memory_create(struct kvp_executor_link *link, struct kvp_fd_budget *fds
   struct kvp_memory *memory = kvp_allocate(1, sizeof *memory);
   memory->link = link;
   memory->fds = fds;
+  memory->charged_fds = kvp_fd_budget_memory(bytes);
   memory->id = memory_id;
   memory->bytes = bytes;
   memory->done = done;
@@ -166,6 +173,55 @@ void kvp_memory_create(struct kvp_executor_link *link, struct kvp_fd_budget *fds
   *out = memory;
   kvp_executor_link_request(link, KVP_CONTROL_MEMORY_CREATE, &body, sizeof body, NULL, 0, memory_take_chunks,
                             memory_created, memory);
+}
+
+/* ---- open -------------------------------------------------------------------------------------------------------
+ */
+
+static void memory_opened(void *context, const struct kvp_error *answer) {
+  struct kvp_memory *memory = context;
+  memory->busy = false;
+  if (memory->destroyed) {
+    if (answer->status == KVP_OK) {
+      memory_tell_destroy(memory);
+    }
+    memory_free(memory);
+    return;
+  }
+  memory->known = answer->status == KVP_OK;
+  memory->done(memory->context, answer);
+}
+
+static void memory_ask_open(struct kvp_memory *memory, kvp_link_result_fn result) {
+  int fd = memory->chunk_count > 0 ? memory->chunks[0].fd : -1;
+  kvp_executor_link_request(memory->link, KVP_CONTROL_MEMORY_OPEN, memory->open, sizeof *memory->open, &fd,
+                            memory->chunk_count, NULL, result, memory);
+}
+
+void kvp_memory_open(struct kvp_executor_link *link, struct kvp_fd_budget *fds, uint64_t memory_id,
+                     const struct kvp_control_open *open, int fd, kvp_memory_done_fn done, void *context,
+                     struct kvp_memory **out) {
+  struct kvp_memory *memory = kvp_allocate(1, sizeof *memory);
+  memory->link = link;
+  memory->fds = fds;
+  memory->charged_fds = kvp_memory_open_fds;
+  memory->id = memory_id;
+  memory->bytes = open->bytes;
+  memory->done = done;
+  memory->context = context;
+  memory->busy = true;
+  memory->open = kvp_allocate(1, sizeof *memory->open);
+  *memory->open = *open;
+  memory->open->memory_id = memory_id;
+  (void)snprintf(memory->name, sizeof memory->name, "memory %llu of a worker", (unsigned long long)memory_id);
+  if (fd >= 0) {
+    memory->chunks = kvp_allocate(1, sizeof *memory->chunks);
+    memory->chunks[0] = (struct memory_chunk){fd, open->allocation_bytes};
+    memory->chunk_count = 1;
+    memory->chunks_bytes = open->allocation_bytes;
+  }
+  *out = memory;
+  memory_ask_open(memory, memory_opened);
 }
 
 /* ---- restore, destroy -------------------------------------------------------------------------------------------
@@ -190,10 +246,14 @@ static void memory_restored(void *context, const struct kvp_error *answer) {
 }
 
 void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context) {
-  assert(!memory->busy && memory->chunk_count > 0);
+  assert(!memory->busy && memory->known);
   memory->done = done;
   memory->context = context;
   memory->busy = true;
+  if (memory->open != NULL) {
+    memory_ask_open(memory, memory_restored);
+    return;
+  }
   for (uint32_t first = 0; first < memory->chunk_count; first += kvp_control_fds_max) {
     uint32_t left = memory->chunk_count - first;
     uint32_t count = left < kvp_control_fds_max ? left : kvp_control_fds_max;
@@ -220,10 +280,24 @@ void kvp_memory_destroy(struct kvp_memory *memory) {
     memory->destroyed = true;
     return;
   }
-  if (memory->chunk_count > 0) {
+  if (memory->known) {
     memory_tell_destroy(memory);
   }
   memory_free(memory);
+}
+
+uint64_t kvp_memory_chunks_bytes(const struct kvp_memory *memory) {
+  return memory->chunks_bytes;
+}
+
+uint32_t kvp_memory_chunk_count(const struct kvp_memory *memory) {
+  return memory->chunk_count;
+}
+
+int kvp_memory_chunk(const struct kvp_memory *memory, uint32_t index, uint64_t *bytes) {
+  assert(index < memory->chunk_count);
+  *bytes = memory->chunks[index].bytes;
+  return memory->chunks[index].fd;
 }
 
 uint64_t kvp_memory_id(const struct kvp_memory *memory) {

@@ -1,7 +1,8 @@
 /* A piece of device memory whose descriptors the supervisor keeps: a region of a pool on one placement, or a buffer.
  *
  * The executor makes it and hands over one fd per chunk; as long as these are open the contents live, whatever
- * happens to the executor. A successor imports them. Loop thread only.
+ * happens to the executor. A successor imports them. Or a worker brought it, with one fd or (an IPC handle) none, and
+ * a successor opens it as its predecessor did. Loop thread only.
  */
 #ifndef KVPOOL_SUPERVISOR_MEMORY_H
 #define KVPOOL_SUPERVISOR_MEMORY_H
@@ -21,6 +22,12 @@ typedef void (*kvp_memory_done_fn)(void *context, const struct kvp_error *error)
 void kvp_memory_create(struct kvp_executor_link *link, struct kvp_fd_budget *fds, uint64_t memory_id,
                        const char *name, uint64_t bytes, kvp_memory_done_fn done, void *context,
                        struct kvp_memory **out);
+/* A worker's memory as *open says, but for its id. Takes over fd (-1: there is none). fds was charged
+ * kvp_memory_open_fds; otherwise like kvp_memory_create. */
+void kvp_memory_open(struct kvp_executor_link *link, struct kvp_fd_budget *fds, uint64_t memory_id,
+                     const struct kvp_control_open *open, int fd, kvp_memory_done_fn done, void *context,
+                     struct kvp_memory **out);
+enum { kvp_memory_open_fds = 2 }; /* open once, and in a message to the executor */
 /* Gives the chunks to the link's new executor. done NULL: a failure is logged. */
 void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context);
 /* Tells the executor and closes the fds. Nothing may use it any more; a create or restore under way is waited for
@@ -29,5 +36,10 @@ void kvp_memory_destroy(struct kvp_memory *memory);
 
 uint64_t kvp_memory_id(const struct kvp_memory *memory);
 uint64_t kvp_memory_bytes(const struct kvp_memory *memory);
+/* What its chunks add up to: its bytes or more. */
+uint64_t kvp_memory_chunks_bytes(const struct kvp_memory *memory);
+uint32_t kvp_memory_chunk_count(const struct kvp_memory *memory);
+/* The descriptor of one of them, which stays the memory's. */
+int kvp_memory_chunk(const struct kvp_memory *memory, uint32_t index, uint64_t *bytes);
 
 #endif

@@ -108,6 +108,7 @@ static void on_get_server_info(void *context, struct kvp_rpc_call *call, struct 
   reply.body.started_unix_ns = daemon->started_unix_ns;
   reply.body.pid = (uint64_t)getpid();
   reply.body.epoch = daemon->epoch;
+  reply.body.attach_socket = (char *)daemon->config->attach_socket_path;
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     fill_device(&reply.devices[i], &daemon->devices[i]);
     reply.device_pointers[i] = &reply.devices[i];

@@ -85,6 +85,53 @@ static void on_close_session(void *context, struct kvp_rpc_call *call, struct kv
   kvp_rpc_call_finish(call, &reply.base);
 }
 
+static Kvpool__V1__AttachmentState attachment_state(const struct kvp_attachment *attachment) {
+  switch (attachment->state) {
+  case KVP_ATTACHMENT_SERVING:
+    return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_SERVING;
+  case KVP_ATTACHMENT_LOST:
+    return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_LOST;
+  case KVP_ATTACHMENT_GREETING:
+  case KVP_ATTACHMENT_ATTACHING:
+  case KVP_ATTACHMENT_ENDING:
+    break;
+  }
+  return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_ATTACHING;
+}
+
+static void fill_attachment(Kvpool__V1__AttachmentInfo *out, const struct kvp_attachment *attachment) {
+  kvpool__v1__attachment_info__init(out);
+  out->attachment_id = attachment->id;
+  out->device = attachment->device->name;
+  out->peer_pid = (uint32_t)attachment->peer.pid;
+  out->peer_uid = (uint32_t)attachment->peer.uid;
+  out->attached_unix_ns = attachment->attached_unix_ns;
+  out->state = attachment_state(attachment);
+  out->steps_taken = kvp_attach_ring_commands(&attachment->ring);
+  out->buffers = attachment->buffers;
+}
+
+/* Those of all sessions, one after the other. */
+struct attachment_infos {
+  Kvpool__V1__AttachmentInfo infos[kvp_attachments_max];
+  Kvpool__V1__AttachmentInfo *pointers[kvp_attachments_max];
+  size_t count;
+};
+
+static void fill_attachments(Kvpool__V1__SessionInfo *out, const struct kvp_daemon *daemon,
+                             const struct kvp_session *session, struct attachment_infos *infos) {
+  out->attachments = &infos->pointers[infos->count];
+  for (const struct kvp_attachment *attachment = daemon->attachments.first; attachment != NULL;
+       attachment = attachment->next) {
+    if (attachment->session == session && attachment->state != KVP_ATTACHMENT_ENDING) {
+      fill_attachment(&infos->infos[infos->count], attachment);
+      infos->pointers[infos->count] = &infos->infos[infos->count];
+      infos->count++;
+      out->n_attachments++;
+    }
+  }
+}
+
 static void fill_session(Kvpool__V1__SessionInfo *out, struct kvp_session *session) {
   kvpool__v1__session_info__init(out);
   out->session_id = session->id;
@@ -108,17 +155,20 @@ static void on_list_sessions(void *context, struct kvp_rpc_call *call, struct kv
   uint32_t count = daemon->sessions.count;
   Kvpool__V1__SessionInfo *infos = kvp_allocate(count + 1, sizeof *infos);
   Kvpool__V1__SessionInfo **pointers = kvp_allocate(count + 1, sizeof(Kvpool__V1__SessionInfo *));
+  struct attachment_infos *attachments = kvp_allocate(1, sizeof *attachments);
   Kvpool__V1__ListSessionsResponse reply = KVPOOL__V1__LIST_SESSIONS_RESPONSE__INIT;
   reply.sessions = pointers;
   for (uint32_t slot = 1; slot <= kvp_sessions_max; slot++) {
     struct kvp_session *session = daemon->sessions.slots[slot];
     if (session != NULL && session->state == KVP_SESSION_OPEN) {
       fill_session(&infos[reply.n_sessions], session);
+      fill_attachments(&infos[reply.n_sessions], daemon, session, attachments);
       pointers[reply.n_sessions] = &infos[reply.n_sessions];
       reply.n_sessions++;
     }
   }
   kvp_rpc_call_finish(call, &reply.base);
+  free(attachments);
   free(pointers);
   free(infos);
 }

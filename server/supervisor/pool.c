@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "server/log.h"
+#include "server/supervisor/allocate.h"
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/pool_internal.h"
 
@@ -64,23 +65,55 @@ void kvp_pool_attach(const struct kvp_pool *pool, const struct kvp_placement *pl
                             NULL, result, context);
 }
 
-static void free_placement(const struct kvp_pool *pool, struct kvp_placement *placement) {
-  if (placement->attached) {
-    struct kvp_control_pool body;
-    memset(&body, 0, sizeof body);
-    body.pool_id = pool->id;
-    kvp_executor_link_request(placement->device->link, KVP_CONTROL_POOL_DETACH, &body, sizeof body, NULL, 0, NULL,
-                              NULL, NULL);
-  }
-  for (uint32_t i = 0; i < pool->spec.region_count; i++) {
+/* What a pool had on one placement while steps of workers' rings may still use it. */
+struct parting {
+  struct kvp_daemon *daemon;
+  struct kvp_placement placement;
+};
+
+static void give_back_placement(struct kvp_placement *placement) {
+  for (uint32_t i = 0; i < kvp_regions_per_pool_max; i++) {
     kvp_memory_destroy(placement->memory[i]);
   }
   kvp_ledger_release(&placement->device->ledger, KVP_LEDGER_POOL, placement->charged_bytes);
 }
 
+static void on_detached(void *context, const struct kvp_error *error) {
+  struct parting *parting = context;
+  (void)error; /* an executor that died has no pools any more */
+  give_back_placement(&parting->placement);
+  parting->daemon->pools.work--;
+  kvp_daemon_look_again(parting->daemon);
+  free(parting);
+}
+
+static void detach_placement(const struct kvp_pool *pool, const struct kvp_placement *placement,
+                             kvp_link_result_fn result, void *context) {
+  struct kvp_control_pool body;
+  memset(&body, 0, sizeof body);
+  body.pool_id = pool->id;
+  kvp_executor_link_request(placement->device->link, KVP_CONTROL_POOL_DETACH, &body, sizeof body, NULL, 0, NULL,
+                            result, context);
+}
+
+/* No step of ours uses it. Workers' steps may: then the executor answers when they have ended. */
+static void free_placement(struct kvp_daemon *daemon, const struct kvp_pool *pool, struct kvp_placement *placement) {
+  if (placement->attached && placement->device->rings > 0) {
+    struct parting *parting = kvp_allocate(1, sizeof *parting);
+    *parting = (struct parting){daemon, *placement};
+    daemon->pools.work++;
+    detach_placement(pool, placement, on_detached, parting);
+    return;
+  }
+  if (placement->attached) {
+    detach_placement(pool, placement, NULL, NULL);
+  }
+  give_back_placement(placement);
+}
+
 void kvp_pool_free(struct kvp_daemon *daemon, struct kvp_pool *pool) {
   for (uint32_t i = 0; i < pool->placement_count; i++) {
-    free_placement(pool, &pool->placements[i]);
+    free_placement(daemon, pool, &pool->placements[i]);
   }
   kvp_block_namespaces_deinit(&pool->namespaces);
   if (pool->leases != NULL) {

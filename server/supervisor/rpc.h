@@ -61,6 +61,9 @@ struct kvp_rpc_peer {
   bool is_operator; /* the daemon's uid, or root */
 };
 
+/* Of a connected unix socket. False: the kernel does not say (errno). */
+bool kvp_rpc_peer_of(int fd, struct kvp_rpc_peer *out);
+
 struct kvp_rpc_server_options {
   const char *socket_path;
   uint32_t socket_mode;        /* 0660 */

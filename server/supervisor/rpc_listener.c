@@ -34,7 +34,7 @@ static void handle_closed(struct kvp_rpc_listener *listener) {
   if (listener->open_handles > 0) { /* `pause` is open until kvp_rpc_listener_close */
     return;
   }
-  kvp_rpc_socket_close(&listener->endpoint);
+  kvp_unix_socket_close(&listener->endpoint);
   free(listener->peers);
   listener->closed(listener->context);
 }
@@ -109,7 +109,7 @@ static int number_duplicate(struct kvp_rpc_listener *listener, int fd) {
   return number;
 }
 
-static bool peer_of(int fd, struct kvp_rpc_peer *out) {
+bool kvp_rpc_peer_of(int fd, struct kvp_rpc_peer *out) {
   struct ucred credentials;
   socklen_t bytes = sizeof credentials;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) {
@@ -135,7 +135,7 @@ static void take(struct kvp_rpc_listener *listener, int fd) {
     return;
   }
   struct kvp_rpc_peer peer;
-  if (!peer_of(fd, &peer)) {
+  if (!kvp_rpc_peer_of(fd, &peer)) {
     kvp_log(KVP_LOG_WARNING, "connection_refused", "reason=\"no peer credentials: %s\"", strerror(errno));
     close(fd);
     return;
@@ -224,8 +224,8 @@ enum kvp_status kvp_rpc_listener_init(struct kvp_rpc_listener *listener, uv_loop
   if (status != KVP_OK) {
     return status;
   }
-  status =
-      kvp_rpc_socket_open(&listener->endpoint, options->socket_path, options->socket_mode, options->lock_path, error);
+  status = kvp_unix_socket_open(&listener->endpoint, SOCK_STREAM, options->socket_path, options->socket_mode,
+                                options->lock_path, error);
   if (status != KVP_OK) {
     goto err_numbers;
   }
@@ -241,7 +241,7 @@ enum kvp_status kvp_rpc_listener_init(struct kvp_rpc_listener *listener, uv_loop
   return KVP_OK;
 
 err_socket:
-  kvp_rpc_socket_close(&listener->endpoint);
+  kvp_unix_socket_close(&listener->endpoint);
 err_numbers:
   free(listener->peers);
   return status;
@@ -263,7 +263,7 @@ void kvp_rpc_listener_drain(struct kvp_rpc_listener *listener) {
   /* Closed, not stopped: a later close would take the descriptor's number out of the loop, whosever it is by then. */
   uv_close((uv_handle_t *)&listener->acceptable, on_own_handle_closed);
   (void)uv_timer_stop(&listener->pause);
-  kvp_rpc_socket_refuse(&listener->endpoint);
+  kvp_unix_socket_refuse(&listener->endpoint);
 }
 
 void kvp_rpc_listener_close(struct kvp_rpc_listener *listener, void (*closed)(void *context)) {

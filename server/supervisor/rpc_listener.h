@@ -13,13 +13,13 @@
 #include <uv.h>
 
 #include "server/supervisor/rpc.h"
-#include "server/supervisor/rpc_socket.h"
+#include "server/supervisor/unix_socket.h"
 
 struct kvp_rpc_connection;
 
 struct kvp_rpc_listener {
   uv_loop_t *loop;
-  struct kvp_rpc_socket endpoint;
+  struct kvp_unix_socket endpoint;
   uv_poll_t acceptable;
   uv_timer_t pause; /* no descriptors left: accepting rests a while */
   bool draining;

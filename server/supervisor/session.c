@@ -15,6 +15,7 @@
 #include "kvpool.pb-c.h"
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
+#include "server/supervisor/attachment.h"
 #include "server/supervisor/buffer.h"
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/rpc_status.h"
@@ -141,11 +142,23 @@ static void end_stream(struct kvp_session *session, const struct kvp_error *reas
   kvp_rpc_call_unref(stream);
 }
 
+static void end_attachments(struct kvp_daemon *daemon, const struct kvp_session *session,
+                            const struct kvp_error *reason) {
+  struct kvp_error ended;
+  if (reason == NULL) {
+    (void)kvp_error_set(&ended, KVP_CANCELLED, "the owner of session %" PRIu64 " has ended it", session->id);
+    reason = &ended;
+  }
+  kvp_attachment_end_all(daemon, session, reason);
+}
+
 void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, const struct kvp_error *reason) {
   assert(session->state == KVP_SESSION_OPEN && session->stream != NULL);
   kvp_step_stream_end_all(daemon, session, reason);
+  end_attachments(daemon, session, reason);
   end_stream(session, reason);
-  uint32_t blocks = kvp_pool_free_owner_all(daemon, session->slot, daemon->step_sequence);
+  uint32_t blocks = kvp_pool_free_owner_all(daemon, session->slot, kvp_step_fence(daemon));
+  kvp_step_fence_post(daemon);
   assert(blocks == session->blocks);
   session->blocks = 0;
   kvp_log(KVP_LOG_INFO, "session_closed", "session=%" PRIu64 " reason=\"%s\" blocks=%u buffers=%u steps_in_flight=%u",
@@ -161,7 +174,7 @@ void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, c
 
 void kvp_session_settle(struct kvp_daemon *daemon, struct kvp_session *session) {
   if (session->state != KVP_SESSION_CLOSING || session->steps_in_flight > 0 || session->queues > 0 ||
-      session->buffer_count > 0 || kvp_pool_quarantined_by(daemon, session->slot) > 0) {
+      session->buffer_count > 0 || session->attachments > 0 || kvp_pool_quarantined_by(daemon, session->slot) > 0) {
     return;
   }
   assert(daemon->sessions.slots[session->slot] == session && session->stream == NULL && session->buffers == NULL);

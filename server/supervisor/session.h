@@ -40,6 +40,7 @@ struct kvp_session {
   uint32_t buffer_count;
   uint64_t buffer_bytes;
   struct kvp_buffer *buffers;           /* list, by buffer.c */
+  uint32_t attachments;                 /* by attachment.c; ending ones too */
   uint32_t queues;                      /* open step streams */
   uint32_t call_queues;                 /* of other calls, by step_caller.c */
   struct kvp_step_stream *step_streams; /* they, by step_stream.c */

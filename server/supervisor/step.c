@@ -36,13 +36,13 @@ struct kvp_step {
 
 _Static_assert(kvp_pools_max <= 64, "one bit a pool");
 
-/* As many steps as have a record each in both lanes, so that an executor never finds the completion lane full. */
-enum { steps_posted_max = kvp_ring_completions / 2 };
+/* As many as have room for all that is said of them, so that an executor never finds the completion lane full. */
+enum { steps_posted_max = (kvp_ring_completions - kvp_fences_posted_max) / 2 };
 
 /* Tags: the slot in the low bits, the step's sequence above them, so that a tag made up by the executor finds
  * nothing. */
 enum { tag_slot_bits = 16 };
-_Static_assert(steps_posted_max <= 1 << tag_slot_bits, "a tag holds a slot");
+_Static_assert(steps_posted_max < 1 << tag_slot_bits, "a tag holds a slot, or a fence's mark");
 
 struct kvp_step_slots {
   struct kvp_step *steps[steps_posted_max];
@@ -334,6 +334,9 @@ static void step_failed(struct kvp_device *device, struct kvp_step *step, const 
 
 void kvp_step_completion(struct kvp_device *device, const struct kvp_ring_record *record, const uint8_t *payload) {
   struct kvp_step *step = step_find(&device->steps, record->tag);
+  if (step == NULL && kvp_step_fence_completion(device, record)) {
+    return;
+  }
   if (step == NULL) {
     kvp_log(KVP_LOG_ERROR, "completion_unknown", "device=%s kind=%u tag=%llu", device->name, record->kind,
             (unsigned long long)record->tag);
@@ -380,12 +383,14 @@ void kvp_step_device_lost(struct kvp_device *device) {
     step_lost(device, steps->first);
   }
   kvp_step_queue_device_lost(device);
+  kvp_step_fence_device_lost(device);
   steps_tell_retired(device);
 }
 
 void kvp_step_post_waiting(struct kvp_device *device) {
   struct kvp_step_table *steps = &device->steps;
   kvp_step_queue_post_closed(device);
+  kvp_step_fence_post_waiting(device);
   while (steps->next_to_post != NULL && step_post(device, steps->next_to_post)) {
   }
   steps_tell_retired(device);
@@ -441,9 +446,13 @@ void kvp_step_drop_waiting(struct kvp_device *device, const struct kvp_error *er
 uint64_t kvp_step_retired_fence(const struct kvp_daemon *daemon) {
   uint64_t fence = daemon->step_sequence;
   for (uint32_t i = 0; i < daemon->device_count; i++) {
-    const struct kvp_step *first = daemon->devices[i].steps.first;
-    if (first != NULL && first->sequence - 1 < fence) {
-      fence = first->sequence - 1;
+    const struct kvp_step_table *steps = &daemon->devices[i].steps;
+    uint64_t oldest = kvp_step_fence_oldest(&steps->fences);
+    if (steps->first != NULL && steps->first->sequence < oldest) {
+      oldest = steps->first->sequence;
+    }
+    if (oldest - 1 < fence) {
+      fence = oldest - 1;
     }
   }
   return fence;

@@ -14,6 +14,7 @@
 
 #include "proto/ring.h"
 #include "proto/step_wire.h"
+#include "server/supervisor/step_fence.h"
 
 struct kvp_daemon;
 struct kvp_device;
@@ -52,7 +53,8 @@ struct kvp_step_table {
   struct kvp_step *next_to_post; /* the first that waits */
   uint32_t count;
   uint64_t done_count;
-  bool retired;                   /* some have, since the daemon was told */
+  bool retired; /* some have, since the daemon was told */
+  struct kvp_step_fences fences;
   struct kvp_step_slots *slots;   /* who is in the ring; made with the first step */
   struct kvp_step_queues *queues; /* made with the first queue */
 };
@@ -82,7 +84,7 @@ void kvp_step_completion(struct kvp_device *device, const struct kvp_ring_record
 void kvp_step_device_lost(struct kvp_device *device);
 void kvp_step_post_waiting(struct kvp_device *device);
 
-/* The largest number such that every step of every device up to it has retired. */
+/* The largest number such that every step and fence of every device up to it has retired. */
 uint64_t kvp_step_retired_fence(const struct kvp_daemon *daemon);
 /* Ends everything not posted with *error: at shutdown, and when its device waits for too long. */
 void kvp_step_drop_waiting(struct kvp_device *device, const struct kvp_error *error);

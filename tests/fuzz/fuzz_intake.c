@@ -1,8 +1,8 @@
 /* libFuzzer: bytes -> a step through the executor's intake; what is accepted runs.
  *
  * The first byte: bit 0 leaves magic, version and length as they came (they are put right otherwise), bit 1 makes the
- * ring one that may not carry the daemon's own ops. The rest is the step. Regions, buffers, owner table and the step
- * itself are allocations of their exact sizes, so that a byte touched outside of them is seen.
+ * ring a worker's: none of the daemon's own ops, but waits and signals. The rest is the step. Regions, buffers, owner
+ * table and the step itself are allocations of their exact sizes, so that a byte touched outside of them is seen.
  */
 #include <assert.h>
 #include <stdint.h>
@@ -82,6 +82,7 @@ static void step_run(struct kvp_intake *intake, struct kvp_step *step) {
   uint32_t device_ops = 0;
   for (uint32_t i = 0; i < step->op_count; i++) {
     const struct kvp_step_op *op = &step->ops[i];
+    device_ops += op->point != NULL;
     for (struct kvp_device_op *it = op->first; it != NULL; it = kvp_step_op_next(op, it), device_ops++) {
       arrays_check(step, it);
       const uint64_t units = kvp_host_op_units(it);
@@ -129,6 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     memcpy(step.wire, &header, sizeof header);
   }
   intake.allows_daemon_ops = (flags & is_foreign_ring) == 0;
+  intake.allows_points = !intake.allows_daemon_ops;
   struct kvp_error error;
   enum kvp_status status = kvp_intake_check(&intake, &step, &error);
   if (status == KVP_OK) {

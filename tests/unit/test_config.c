@@ -95,6 +95,10 @@ static void test_defaults(void **state) {
   assert_int_equal(outcome.result, KVP_CONFIG_RUN);
   assert_string_equal(config.socket_path, "/run/kvpoold/kvpoold.sock");
   assert_string_equal(config.lock_path, "/run/kvpoold/kvpoold.sock.lock");
+  assert_string_equal(config.attach_socket_path, "/run/kvpoold/kvpoold.attach.sock");
+  assert_string_equal(config.attach_lock_path, "/run/kvpoold/kvpoold.attach.sock.lock");
+  assert_int_equal(config.wait_deadline_max_ms, 30000);
+  assert_int_equal(config.ipc_uid_count, 0);
   assert_non_null(strstr(config.executor_path, "/kvpool-exec"));
   assert_int_equal(config.socket_mode, 0660);
   assert_int_equal(config.device_count, 1);
@@ -116,7 +120,8 @@ static void test_a_file_with_everything(void **state) {
             "devices = [ \"host:0\", \"host:12\" ]; device_memory = \"3M\"; device_threads = 5;\n"
             "device_reserve = 0;\n"
             "sessions_max = 7; steps_in_flight_max = 8; connections_max = 9; drain_timeout_ms = 10;\n"
-            "log_level = \"debug\";\n"
+            "log_level = \"debug\"; attach_socket = \"/tmp/w.sock\"; wait_deadline_max_ms = 11;\n"
+            "ipc_uids = [ 1000, 0 ];\n"
             "pools = ( { name = \"main\"; kind = \"ring\"; block_size = 64; num_blocks = 10;\n"
             "  placements = ( \"host:12\" );\n"
             "  regions = ( { name = \"kv\"; format = \"bf16\"; width = 64; num_layers = 2; compression_ratio = 4;\n"
@@ -126,6 +131,12 @@ static void test_a_file_with_everything(void **state) {
   assert_int_equal(outcome.result, KVP_CONFIG_RUN);
   assert_string_equal(config.socket_path, "/tmp/a.sock");
   assert_string_equal(config.lock_path, "/tmp/a.sock.lock");
+  assert_string_equal(config.attach_socket_path, "/tmp/w.sock");
+  assert_string_equal(config.attach_lock_path, "/tmp/w.sock.lock");
+  assert_int_equal(config.wait_deadline_max_ms, 11);
+  assert_int_equal(config.ipc_uid_count, 2);
+  assert_int_equal(config.ipc_uids[0], 1000);
+  assert_int_equal(config.ipc_uids[1], 0);
   assert_string_equal(config.executor_path, "/opt/exec");
   assert_int_equal(config.socket_mode, 0600);
   assert_int_equal(config.device_count, 2);
@@ -158,10 +169,11 @@ static void test_a_file_with_everything(void **state) {
 static void test_flags_win(void **state) {
   (void)state;
   read_file("socket = \"/tmp/a.sock\"; device_memory = 100000000L; devices = [ \"host:0\" ]; sessions_max = 5;\n"
+            "ipc_uids = [ 5, 6 ];\n"
             "pools = ( " POOL("one") ", " POOL("two") " );",
             FLAGS("--socket=/tmp/b.sock", "--device-memory", "2G", "--device", "host:3", "--device", "host:4",
                   "--pool", POOL("three"), "--socket-mode", "666", "--log-level=error", "--drain-timeout-ms=0",
-                  "--device-reserve=3G"));
+                  "--device-reserve=3G", "--ipc-uid=7", "--attach-socket=/tmp/c", "--wait-deadline-max-ms=1"));
   assert_string_equal(outcome.output, "");
   assert_int_equal(outcome.result, KVP_CONFIG_RUN);
   assert_string_equal(config.socket_path, "/tmp/b.sock");
@@ -175,6 +187,47 @@ static void test_flags_win(void **state) {
   assert_int_equal(config.sessions_max, 5);
   assert_int_equal(config.log_level, KVP_LOG_ERROR);
   assert_int_equal(config.drain_timeout_ms, 0);
+  assert_int_equal(config.ipc_uid_count, 1);
+  assert_int_equal(config.ipc_uids[0], 7);
+  assert_string_equal(config.attach_socket_path, "/tmp/c");
+  assert_int_equal(config.wait_deadline_max_ms, 1);
+}
+
+/* Beside the socket, whatever that is called. */
+static void test_attach_socket_follows_the_socket(void **state) {
+  (void)state;
+  static const struct {
+    const char *socket;
+    const char *attach;
+  } cases[] = {{"/run/x/y.sock", "/run/x/y.attach.sock"},
+               {"/run/x/y", "/run/x/y.attach.sock"},
+               {"/run/x/.sock", "/run/x/.attach.sock"},
+               {".sock", ".sock.attach.sock"},
+               {"/a.socket", "/a.socket.attach.sock"}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    read_config(FLAGS("--socket", cases[i].socket));
+    assert_int_equal(outcome.result, KVP_CONFIG_RUN);
+    assert_string_equal(config.attach_socket_path, cases[i].attach);
+  }
+  char longest[108]; /* 107 bytes, and 7 more are too many */
+  memset(longest, 'x', sizeof longest);
+  memcpy(longest + 102, ".sock", 6);
+  expect_flag_complaint(FLAGS("--socket", longest), "has 114 bytes, a socket's path 107 at most");
+  read_config(FLAGS("--socket", longest, "--attach-socket", "/tmp/short"));
+  assert_int_equal(outcome.result, KVP_CONFIG_RUN);
+  expect_flag_complaint(FLAGS("--socket", "/a", "--attach-socket", "/a"), "\"/a\" is the path of `socket`");
+}
+
+static void test_ipc_uids(void **state) {
+  (void)state;
+  expect_complaint("ipc_uids = 5;", "1", "must be a list of numbers");
+  expect_complaint("ipc_uids = [ \"root\" ];", "1", "entry 0 is not an integer");
+  expect_complaint("ipc_uids = [ 1,\n -1 ];", "2", "-1 is no uid");
+  expect_complaint("ipc_uids = [ 4294967295L ];", "1", "4294967295 is no uid");
+  expect_flag_complaint(FLAGS("--ipc-uid", "12x"), "\"12x\" is no uid");
+  expect_flag_complaint(FLAGS("--ipc-uid", "-1"), "\"-1\" is no uid");
+  expect_flag_complaint(FLAGS("--ipc-uid", ""), "\"\" is no uid");
+  expect_complaint("wait_deadline_max_ms = 30001;", "1", "is not within 1 .. 30000");
 }
 
 static void test_byte_suffixes(void **state) {
@@ -438,6 +491,8 @@ int main(void) {
       cmocka_unit_test(test_defaults),
       cmocka_unit_test(test_a_file_with_everything),
       cmocka_unit_test(test_flags_win),
+      cmocka_unit_test(test_attach_socket_follows_the_socket),
+      cmocka_unit_test(test_ipc_uids),
       cmocka_unit_test(test_byte_suffixes),
       cmocka_unit_test(test_complaints_of_a_file_name_the_line),
       cmocka_unit_test(test_literals_that_would_wrap),

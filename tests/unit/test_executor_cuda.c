@@ -373,7 +373,7 @@ static void test_largest_step(void **state) {
   uint8_t *back = malloc(results);
   assert_true(data != NULL && back != NULL);
   assert_int_equal(kvp_geometry_init(kvp_format_get(KVP_FORMAT_BF16), 64, 16, 64, 1, &geometry, NULL), KVP_OK);
-  const uint64_t piece = 2 * part / (count / 2); /* of an array: empty segments, all of them */
+  const uint64_t piece = 2 * part / (count / 2) / 64 * 64; /* of an array: empty segments, all of them */
   for (uint32_t i = 0; i < count; i++) {
     if (i % 2 == 0) {
       ops[i] = (struct kvp_device_op){

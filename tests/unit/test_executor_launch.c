@@ -176,6 +176,7 @@ static void submit(uint32_t queue_id, struct kvp_step *step, struct kvp_step_op 
     ops[i].first->next = i % 2 == 0 ? NULL : ops[i].last;
   }
   *step = (struct kvp_step){.queue = queue_id, .ops = ops, .op_count = op_count};
+  assert_int_equal(kvp_step_cut(step, NULL), KVP_OK);
   assert_int_equal(kvp_dispatch_open(&dispatch, queue_id, &queue, NULL), KVP_OK);
   kvp_dispatch_submit(&dispatch, queue, step);
 }
@@ -191,7 +192,7 @@ static void test_no_room(void **state) {
   struct kvp_step_list finished = {0};
   assert_int_equal(kvp_dispatch_init(&dispatch, &device.base, NULL), KVP_OK);
   submit(1, &small, small_ops, small_parts, 3);
-  small.op_count = 4; /* the last one is nothing for the device */
+  small.op_count = small.whole.end_op = 4; /* the last one is nothing for the device */
   submit(2, &large, large_ops, large_parts, 5);
   submit(3, &third, third_ops, third_parts, 1);
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
@@ -201,7 +202,7 @@ static void test_no_room(void **state) {
   assert_ptr_equal(small_parts[0].parts[0].next, &small_parts[1].parts[0]);
   assert_ptr_equal(small_parts[1].parts[0].next, &small_parts[1].parts[1]);
   assert_ptr_equal(small_parts[1].parts[1].next, &small_parts[2].parts[0]);
-  assert_ptr_equal(small_parts[2].parts[0].next, &small.signal);
+  assert_ptr_equal(small_parts[2].parts[0].next, &small.whole.signal);
   assert_false(kvp_dispatch_poll(&dispatch, &finished)); /* nothing has ended: it isn't even tried */
   assert_int_equal(device.attempts, 2);
   assert_int_equal(dispatch.busy_count, 1);
@@ -219,7 +220,7 @@ static void test_no_room(void **state) {
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_ptr_equal(kvp_step_list_pop(&finished), &large);
   assert_int_equal(device.launched, 4);
-  assert_ptr_equal(device.firsts[3], &empty.signal);
+  assert_ptr_equal(device.firsts[3], &empty.whole.signal);
   signal_write(device.signals[2]);
   signal_write(device.signals[3]);
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
@@ -266,8 +267,7 @@ static void served_start(struct served *served) {
   const struct kvp_server_options options = {.ring = &served->ring,
                                              .command_event = served->link.command_event,
                                              .completion_event = served->link.completion_event,
-                                             .control_socket = served->sockets[1],
-                                             .allows_daemon_ops = true};
+                                             .control_socket = served->sockets[1]};
   served->server = kvp_server_new(&options, &error);
   assert_non_null(served->server);
   assert_int_equal(kvp_server_set_device(served->server, &served->device.base, &error), KVP_OK);

@@ -128,25 +128,28 @@ static void test_queues_take_turns(void **state) {
   (void)state;
   enum { flood = 1000 };
   static struct kvp_step steps[flood + 2];
-  struct kvp_queues queues = {0};
+  static struct kvp_queues queues;
   struct kvp_queue *first = NULL, *second = NULL, *third = NULL;
   assert_int_equal(kvp_queues_get(&queues, 1, &first, NULL), KVP_OK);
   assert_int_equal(kvp_queues_get(&queues, 2, &second, NULL), KVP_OK);
   assert_int_equal(kvp_queues_get(&queues, 3, &third, NULL), KVP_OK);
+  for (int i = 0; i < flood + 2; i++) {
+    assert_int_equal(kvp_step_cut(&steps[i], NULL), KVP_OK);
+  }
   for (int i = 0; i < flood; i++) {
     kvp_queue_push(&queues, first, &steps[i]);
   }
   kvp_queue_push(&queues, second, &steps[flood]);
   kvp_queue_push(&queues, third, &steps[flood + 1]);
-  assert_ptr_equal(kvp_queues_take(&queues), &steps[0]);
-  assert_ptr_equal(kvp_queues_take(&queues), &steps[flood]);
-  assert_ptr_equal(kvp_queues_take(&queues), &steps[flood + 1]);
+  assert_ptr_equal(kvp_queues_take(&queues)->step, &steps[0]);
+  assert_ptr_equal(kvp_queues_take(&queues)->step, &steps[flood]);
+  assert_ptr_equal(kvp_queues_take(&queues)->step, &steps[flood + 1]);
   for (int i = 1; i < flood; i++) {
     if (kvp_queues_first(&queues) == NULL) { /* as many of it are launched as may be */
       kvp_queue_done(&queues, first);
     }
     assert_ptr_equal(kvp_queues_first(&queues), first);
-    assert_ptr_equal(kvp_queues_take(&queues), &steps[i]);
+    assert_ptr_equal(kvp_queues_take(&queues)->step, &steps[i]);
   }
   while (first->launched_count > 1) {
     kvp_queue_done(&queues, first);
@@ -170,7 +173,7 @@ static void test_queues_take_turns(void **state) {
   kvp_queues_deinit(&queues, drop_none, NULL);
 }
 
-/* A ring that is not the supervisor's carries no op of the daemon's own, except the daemon's. */
+/* A ring that is not the supervisor's carries no op of the daemon's own. */
 static void test_foreign_rings(void **state) {
   (void)state;
   static uint8_t memory[64];
@@ -183,7 +186,8 @@ static void test_foreign_rings(void **state) {
     bool allows_daemon_ops;
     uint32_t owner;
     enum kvp_status status;
-  } cases[] = {{true, 3, KVP_OK}, {false, 3, KVP_PERMISSION_DENIED}, {false, 0, KVP_OK}};
+  } cases[] = {
+      {true, 3, KVP_OK}, {false, 3, KVP_PERMISSION_DENIED}, {false, 0, KVP_PERMISSION_DENIED}, {true, 0, KVP_OK}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     struct step_encoder encoder;
     struct kvp_error error;
@@ -196,19 +200,24 @@ static void test_foreign_rings(void **state) {
     intake.allows_daemon_ops = cases[i].allows_daemon_ops;
     assert_int_equal(kvp_intake_check(&intake, step, &error), cases[i].status);
 
-    /* An accepted step holds what it names until it is done. */
+    /* An accepted step holds what it names until it is done, even when it isn't to be found any more. */
     struct kvp_buffer *removed = NULL;
-    if (cases[i].status == KVP_OK) {
+    const bool is_held = cases[i].status == KVP_OK;
+    if (is_held) {
       kvp_step_hold_objects(step);
-      assert_int_equal(kvp_objects_remove_buffer(&objects, 1, &removed, &error), KVP_IN_USE);
-      kvp_step_release_objects(step);
     }
     assert_int_equal(kvp_objects_remove_buffer(&objects, 1, &removed, &error), KVP_OK);
     assert_ptr_equal(removed, &buffer);
+    assert_int_equal(kvp_objects_remove_buffer(&objects, 1, &removed, &error), KVP_UNKNOWN_BUFFER);
+    assert_int_equal(buffer.uses, is_held);
+    if (is_held) {
+      kvp_step_release_objects(step);
+    }
+    assert_int_equal(buffer.uses, 0);
     assert_int_equal(kvp_objects_add_buffer(&objects, &buffer, NULL), KVP_OK);
     kvp_step_destroy(&pool, step);
-    assert_int_equal(pool.used_count, 0);
-    assert_int_equal(pool.used_bytes, 0);
+    assert_int_equal(pool.use.count, 0);
+    assert_int_equal(pool.use.bytes, 0);
     free(encoded);
     step_encoder_deinit(&encoder);
   }

@@ -138,8 +138,16 @@ static void refusals_of_names(struct refusal_world *it) {
   check_refusal(it, &encoder, KVP_UNIMPLEMENTED, "kind", -1, 11, "kind 11 is not known");
   begin_refusal(&encoder, true)->flags = 4;
   check_refusal(it, &encoder, KVP_MALFORMED, "flags", -1, 4, "0x4");
-  begin_refusal(&encoder, true)->reserved[2] = 1;
-  check_refusal(it, &encoder, KVP_MALFORMED, "reserved", 2, 1, "reserved");
+  begin_refusal(&encoder, true)->flags = KVP_OP_WAITS; /* the supervisor's ring has no timelines */
+  check_refusal(it, &encoder, KVP_MALFORMED, "flags", -1, KVP_OP_WAITS, "0x80");
+  begin_refusal(&encoder, true)->flags = KVP_OP_SIGNALS;
+  check_refusal(it, &encoder, KVP_MALFORMED, "flags", -1, KVP_OP_SIGNALS, "0x100");
+  begin_refusal(&encoder, true)->wait.value = 1;
+  check_refusal(it, &encoder, KVP_MALFORMED, "wait", -1, 0, "wait is not empty");
+  begin_refusal(&encoder, true)->signal.word = 600;
+  check_refusal(it, &encoder, KVP_MALFORMED, "signal", -1, 600, "signal is not empty");
+  begin_refusal(&encoder, true)->signal.reserved = 1;
+  check_refusal(it, &encoder, KVP_MALFORMED, "signal", -1, 0, "signal is not empty");
   begin_refusal(&encoder, true)->arrays[1] = 0;
   check_refusal(it, &encoder, KVP_MALFORMED, "arrays", 1, 0, "it has no array 1");
   begin_refusal(&encoder, true)->arrays[0] = 4;
@@ -310,6 +318,8 @@ static void test_malformed_steps(void **state) {
       {offsetof(struct kvp_wire_step, owner), 65536, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, flags), 1, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, reserved), 1, KVP_MALFORMED},
+      {offsetof(struct kvp_wire_step, base), 1, KVP_MALFORMED},
+      {offsetof(struct kvp_wire_step, deadline_ns), 1, KVP_MALFORMED},
       /* the first array's offset: inside the tables, odd, past the end */
       {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 8, 64, KVP_MALFORMED},
       {sizeof(struct kvp_wire_step) + sizeof(struct kvp_wire_op) + 8, 425, KVP_MALFORMED},

@@ -469,18 +469,119 @@ static void test_never_more_than_completions_fit(void **state) {
   (void)state;
   uint32_t queue = kvp_step_queue_open(device, true, NULL);
   config.steps_in_flight_max = 5000;
-  for (uint64_t i = 1; i <= 4097; i++) {
+  for (uint64_t i = 1; i <= 4065; i++) {
     assert_int_equal(submit(queue, i), KVP_OK);
   }
-  assert_int_equal(link_fake.count, 4096);
+  assert_int_equal(link_fake.count, 4064); /* (8192 - 64 fences) / 2 */
   const struct kvp_wire_report report = {0};
   kvp_step_abandon(device, NULL);
   complete(KVP_COMPLETION_DONE, 100, &report, sizeof report);
   kvp_step_post_waiting(device);
-  assert_int_equal(link_fake.count, 4097);
+  assert_int_equal(link_fake.count, 4065);
   kvp_step_abandon(device, &session);
   kvp_step_device_lost(device);
   assert_string_equal(events, "d101 ");
+}
+
+/* ---- fences -----------------------------------------------------------------------------------------------------
+ */
+
+static void fenced(uint32_t posted) {
+  assert_int_equal(link_fake.posted[posted].kind, KVP_COMMAND_FENCE);
+  complete(KVP_COMPLETION_FENCED, posted, NULL, 0);
+}
+
+static void test_no_fence_without_rings(void **state) {
+  (void)state;
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
+  assert_int_equal(submit(queue, 1), KVP_OK);
+  assert_int_equal(kvp_step_fence(&supervisor), 1);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(link_fake.count, 1);
+  done(0);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 1);
+}
+
+static void test_fence(void **state) {
+  (void)state;
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
+  device->rings = 1;
+  assert_int_equal(submit(queue, 1), KVP_OK);
+  assert_int_equal(kvp_step_fence(&supervisor), 2);
+  assert_int_equal(link_fake.count, 1); /* what it fences off may be changed now */
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(link_fake.count, 2);
+  assert_int_equal(submit(queue, 3), KVP_OK);
+  done(0);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 1); /* workers' steps may still run */
+  done(2);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 1);
+  kvp_step_post_waiting(device);
+  told_retired = 0;
+  fenced(1);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 3);
+  kvp_step_post_waiting(device);
+  assert_int_equal(told_retired, 1);
+  fenced(1); /* twice: it is nobody's now */
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 3);
+}
+
+static void test_fence_on_every_device_with_rings(void **state) {
+  (void)state;
+  struct kvp_device *other = &supervisor.devices[0];
+  other->rings = device->rings = 1;
+  assert_int_equal(kvp_step_fence(&supervisor), 2);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(link_fake.count, 2);
+  fenced(1); /* the second device's */
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 0);
+  kvp_step_device_lost(other); /* what ran there has ended */
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 2);
+}
+
+/* Fences that can't be posted are one, and take no room from steps. */
+static void test_fences_are_few(void **state) {
+  (void)state;
+  device->rings = 1;
+  for (uint64_t i = 1; i <= kvp_fences_posted_max; i++) {
+    assert_int_equal(kvp_step_fence(&supervisor), i);
+    kvp_step_fence_post(&supervisor);
+  }
+  assert_int_equal(kvp_step_fence(&supervisor), kvp_fences_posted_max + 1);
+  assert_int_equal(kvp_step_fence(&supervisor), kvp_fences_posted_max + 1);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(link_fake.count, kvp_fences_posted_max);
+  fenced(5);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 0); /* the first is still out */
+  kvp_step_post_waiting(device);
+  assert_int_equal(link_fake.count, kvp_fences_posted_max + 1);
+  for (uint32_t i = 0; i < kvp_fences_posted_max; i++) {
+    if (i != 5) {
+      fenced(i);
+    }
+  }
+  assert_int_equal(kvp_step_retired_fence(&supervisor), kvp_fences_posted_max);
+  fenced(kvp_fences_posted_max);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), kvp_fences_posted_max + 1);
+}
+
+static void test_fence_waits_for_the_lane(void **state) {
+  (void)state;
+  device->rings = 1;
+  link_fake.answer = KVP_BUSY;
+  assert_int_equal(kvp_step_fence(&supervisor), 1);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 0);
+  link_fake.answer = KVP_OK;
+  kvp_step_post_waiting(device);
+  assert_int_equal(link_fake.count, 1);
+  link_fake.answer = KVP_DEVICE_LOST;
+  assert_int_equal(kvp_step_fence(&supervisor), 2);
+  kvp_step_fence_post(&supervisor);
+  told_retired = 0;
+  kvp_step_device_lost(device); /* posted or not */
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 2);
+  assert_int_equal(told_retired, 1);
 }
 
 int main(void) {
@@ -498,6 +599,11 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_sessions_leave_queues_to_operators, setup, teardown),
       cmocka_unit_test_setup_teardown(test_queues, setup, teardown),
       cmocka_unit_test_setup_teardown(test_never_more_than_completions_fit, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_no_fence_without_rings, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_fence, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_fence_on_every_device_with_rings, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_fences_are_few, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_fence_waits_for_the_lane, setup, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* The daemon's unix socket and the lock that makes it the only one. Loop thread. What always holds: the path is
- * touched only while the lock is held. */
-#include "server/supervisor/rpc_socket.h"
+/* A unix socket that the daemon listens at. Loop thread. What always holds: the path is touched only while the lock is
+ * held. */
+#include "server/supervisor/unix_socket.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -60,7 +60,8 @@ static enum kvp_status remove_stale(int fd, const struct sockaddr_un *address, s
   if (!S_ISSOCK(found.st_mode)) {
     return kvp_error_set(error, KVP_ALREADY_EXISTS, "\"%s\" exists and is not a socket", address->sun_path);
   }
-  if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN) {
+  /* EPROTOTYPE: it listens, with a socket of another type. */
+  if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN || errno == EPROTOTYPE) {
     return kvp_error_set(error, KVP_IN_USE, "another process listens at \"%s\"", address->sun_path);
   }
   if (unlink(address->sun_path) != 0 && errno != ENOENT) {
@@ -70,12 +71,12 @@ static enum kvp_status remove_stale(int fd, const struct sockaddr_un *address, s
   return KVP_OK;
 }
 
-static int stream_socket(void) {
-  return socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+static int socket_new(int type) {
+  return socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
 
-static enum kvp_status probe(const struct sockaddr_un *address, struct kvp_error *error) {
-  const int fd = stream_socket();
+static enum kvp_status probe(int type, const struct sockaddr_un *address, struct kvp_error *error) {
+  const int fd = socket_new(type);
   if (fd < 0) {
     return kvp_error_set(error, KVP_INTERNAL, "socket: %s", strerror(errno));
   }
@@ -85,9 +86,9 @@ static enum kvp_status probe(const struct sockaddr_un *address, struct kvp_error
 }
 
 /* Nobody can connect before listen, so the mode is right from the first connection on, whatever the umask. */
-static enum kvp_status bind_and_listen(const struct sockaddr_un *address, uint32_t mode, int *out,
+static enum kvp_status bind_and_listen(int type, const struct sockaddr_un *address, uint32_t mode, int *out,
                                        struct kvp_error *error) {
-  const int fd = stream_socket();
+  const int fd = socket_new(type);
   if (fd < 0) {
     return kvp_error_set(error, KVP_INTERNAL, "socket: %s", strerror(errno));
   }
@@ -108,9 +109,9 @@ static enum kvp_status bind_and_listen(const struct sockaddr_un *address, uint32
   return KVP_OK;
 }
 
-enum kvp_status kvp_rpc_socket_open(struct kvp_rpc_socket *endpoint, const char *path, uint32_t mode,
-                                    const char *lock_path, struct kvp_error *error) {
-  struct kvp_rpc_socket opened = {.fd = -1, .lock_fd = -1, .address.sun_family = AF_UNIX};
+enum kvp_status kvp_unix_socket_open(struct kvp_unix_socket *endpoint, int type, const char *path, uint32_t mode,
+                                     const char *lock_path, struct kvp_error *error) {
+  struct kvp_unix_socket opened = {.fd = -1, .lock_fd = -1, .address.sun_family = AF_UNIX};
   const size_t path_bytes = strlen(path);
   if (path_bytes == 0 || path_bytes >= sizeof opened.address.sun_path) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "socket path \"%s\" has %zu bytes, allowed are 1 to %zu", path,
@@ -121,11 +122,11 @@ enum kvp_status kvp_rpc_socket_open(struct kvp_rpc_socket *endpoint, const char 
   if (status != KVP_OK) {
     return status;
   }
-  status = probe(&opened.address, error);
+  status = probe(type, &opened.address, error);
   if (status != KVP_OK) {
     goto err_lock;
   }
-  status = bind_and_listen(&opened.address, mode, &opened.fd, error);
+  status = bind_and_listen(type, &opened.address, mode, &opened.fd, error);
   if (status != KVP_OK) {
     goto err_lock;
   }
@@ -137,15 +138,15 @@ err_lock:
   return status;
 }
 
-void kvp_rpc_socket_refuse(struct kvp_rpc_socket *endpoint) {
+void kvp_unix_socket_refuse(struct kvp_unix_socket *endpoint) {
   if (endpoint->fd >= 0) {
     close(endpoint->fd);
     endpoint->fd = -1;
   }
 }
 
-void kvp_rpc_socket_close(struct kvp_rpc_socket *endpoint) {
-  kvp_rpc_socket_refuse(endpoint);
+void kvp_unix_socket_close(struct kvp_unix_socket *endpoint) {
+  kvp_unix_socket_refuse(endpoint);
   (void)unlink(endpoint->address.sun_path);
   close(endpoint->lock_fd);
 }

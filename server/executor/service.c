@@ -1,0 +1,427 @@
+/* Turns of rings, and steps on their way. */
+#include "server/executor/service.h"
+
+#include <assert.h>
+
+#include "server/executor/clock.h"
+#include "server/log.h"
+
+enum {
+  commands_per_round = 16, /* between two looks at what has finished; the last turn of a round goes on to its end */
+  bytes_per_turn = 64 << 10,
+};
+
+/* Of all workers together, beside what the supervisor's ring has. A ring with nothing under way may always have one. */
+static const uint32_t worker_steps_max = kvp_executor_steps_max / 2;
+static const uint64_t worker_step_bytes_max = kvp_executor_step_bytes_max / 2;
+
+enum kvp_status kvp_service_init(struct kvp_service *service, struct kvp_error *error) {
+  service->intake.objects = &service->objects;
+  service->supervisors.outbox.steps = &service->steps;
+  return kvp_ring_set_add(&service->rings, &service->supervisors, error);
+}
+
+void kvp_service_step_drop(void *context, struct kvp_step *step) {
+  struct kvp_service *service = context;
+  if (!step->posting) { /* the outbox has it otherwise */
+    kvp_step_destroy(&service->steps, step);
+  }
+}
+
+void kvp_service_deinit(struct kvp_service *service) {
+  struct kvp_step *fence = NULL;
+  struct kvp_served_ring *ring = NULL;
+  while ((fence = kvp_step_list_pop(&service->fences.waiting)) != NULL) {
+    kvp_step_destroy(&service->steps, fence);
+  }
+  kvp_outbox_drop(&service->supervisors.outbox);
+  while ((ring = kvp_ring_set_take_any(&service->rings)) != NULL) {
+    kvp_outbox_drop(&ring->outbox);
+    kvp_served_ring_destroy(ring);
+  }
+  kvp_step_pool_deinit(&service->steps);
+  kvp_intake_deinit(&service->intake);
+  kvp_id_table_deinit(&service->objects.pools);
+  kvp_id_table_deinit(&service->objects.buffers);
+}
+
+/* ---- ends of steps ---- */
+
+/* An accepted step has ended, or will never run. */
+static void step_end(struct kvp_service *service, struct kvp_step *step) {
+  kvp_step_release_objects(step);
+  kvp_compressed_parts_finish(&service->intake.compressed, step);
+  kvp_fences_step_ended(&service->fences, step);
+  kvp_outbox_finished(&step->ring->outbox, step);
+}
+
+static void fences_look(struct kvp_service *service) {
+  struct kvp_step *fence = NULL;
+  while ((fence = kvp_fences_pop(&service->fences)) != NULL) {
+    kvp_outbox_finished(&fence->ring->outbox, fence);
+  }
+}
+
+/* Nobody uses what is to be removed. */
+static bool removal_is_due(const struct kvp_object_change *change) {
+  switch (change->kind) {
+  case KVP_REMOVE_POOL:
+    return change->pool->uses == 0;
+  case KVP_REMOVE_BUFFER:
+    return change->buffer->uses == 0;
+  default:
+    return change->ring->use.count == 0;
+  }
+}
+
+static void removal_finish(struct kvp_service *service, struct kvp_object_change *change) {
+  if (change->kind == KVP_REMOVE_RING) {
+    kvp_ring_timelines_poison_all(&change->ring->timelines); /* nobody waits for what won't come */
+    kvp_ring_set_remove(&service->rings, change->ring);
+  }
+}
+
+/* Removals that waited for steps which are gone now. */
+static void removals_look(struct kvp_service *service) {
+  for (struct kvp_object_change **link = &service->removals; *link != NULL;) {
+    struct kvp_object_change *change = *link;
+    if (!removal_is_due(change)) {
+      link = &change->next;
+      continue;
+    }
+    *link = change->next;
+    removal_finish(service, change);
+    kvp_mailbox_tell(service->mailbox, &change->news, KVP_NEWS_CHANGE_DONE);
+  }
+}
+
+bool kvp_service_finished_take(struct kvp_service *service) {
+  struct kvp_step_list finished = {0};
+  const bool any = kvp_dispatch_poll(&service->dispatch, &finished);
+  if (finished.first == NULL) {
+    return any;
+  }
+  struct kvp_step *step = NULL;
+  while ((step = kvp_step_list_pop(&finished)) != NULL) {
+    step_end(service, step);
+  }
+  fences_look(service);
+  removals_look(service);
+  return true;
+}
+
+/* ---- rings that come and go ---- */
+
+/* No turn any more; steps of which nothing runs are gone at once. */
+static void ring_suspend(struct kvp_service *service, struct kvp_served_ring *ring) {
+  struct kvp_step_list dropped = {0};
+  struct kvp_step *step = NULL;
+  kvp_ring_set_suspend(&service->rings, ring);
+  kvp_outbox_close(&ring->outbox);
+  kvp_dispatch_drop(&service->dispatch, ring->queue, ring, &dropped);
+  kvp_dispatch_close_queue(&service->dispatch, ring->queue);
+  while ((step = kvp_step_list_pop(&dropped)) != NULL) {
+    step_end(service, step);
+  }
+  fences_look(service);
+}
+
+static void ring_fail(struct kvp_service *service, struct kvp_served_ring *ring, const char *what, uint64_t value) {
+  const unsigned long long position = ring->ring->commands.position;
+  kvp_log(KVP_LOG_ERROR, "command_lane_corrupt", "attachment=%llu what=\"%s\" value=%llu position=%llu",
+          (unsigned long long)ring->attachment_id, what, (unsigned long long)value, position);
+  if (ring->is_supervisors) {
+    service->failed = true;
+    return;
+  }
+  ring->is_failed = true;
+  (void)kvp_error_set(&ring->error, KVP_MALFORMED, "ring: command %llu: %s %llu makes no sense", position, what,
+                      (unsigned long long)value);
+  ring_suspend(service, ring);
+  removals_look(service);
+  kvp_mailbox_tell(service->mailbox, &ring->failed, KVP_NEWS_RING_FAILED);
+}
+
+static enum kvp_status ring_remove(struct kvp_service *service, struct kvp_object_change *change) {
+  struct kvp_served_ring *ring = kvp_ring_set_find(&service->rings, change->id);
+  if (ring == NULL || ring->is_leaving) {
+    return kvp_error_set(&change->error, KVP_INVALID_ARGUMENT, "attachment %llu has no ring",
+                         (unsigned long long)change->id);
+  }
+  if (!ring->is_failed) {
+    ring_suspend(service, ring);
+  }
+  ring->is_leaving = true;
+  change->ring = ring;
+  return KVP_OK;
+}
+
+static enum kvp_status removal_begin(struct kvp_service *service, struct kvp_object_change *change) {
+  struct kvp_objects *objects = &service->objects;
+  enum kvp_status status = KVP_OK;
+  switch (change->kind) {
+  case KVP_REMOVE_POOL:
+    status = kvp_objects_remove_pool(objects, change->id, &change->pool, &change->error);
+    if (status == KVP_OK) {
+      kvp_compressed_parts_forget_pool(&service->intake.compressed, change->pool);
+    }
+    break;
+  case KVP_REMOVE_BUFFER:
+    status = kvp_objects_remove_buffer(objects, change->id, &change->buffer, &change->error);
+    if (status == KVP_OK) {
+      kvp_compressed_parts_forget_buffer(&service->intake.compressed, change->buffer);
+    }
+    break;
+  default:
+    status = ring_remove(service, change);
+    break;
+  }
+  if (status != KVP_OK) {
+    return status;
+  }
+  if (removal_is_due(change)) {
+    removal_finish(service, change);
+    return KVP_OK;
+  }
+  change->is_pending = true;
+  change->next = service->removals;
+  service->removals = change;
+  return KVP_OK;
+}
+
+enum kvp_status kvp_service_change(struct kvp_service *service, struct kvp_object_change *change) {
+  enum kvp_status status = KVP_OK;
+  switch (change->kind) {
+  case KVP_ADD_POOL:
+    return kvp_objects_add_pool(&service->objects, change->pool, &change->error);
+  case KVP_ADD_BUFFER:
+    return kvp_objects_add_buffer(&service->objects, change->buffer, &change->error);
+  case KVP_ADD_RING:
+    change->ring->outbox.steps = &service->steps;
+    return kvp_ring_set_add(&service->rings, change->ring, &change->error);
+  case KVP_REMOVE_POOL:
+  case KVP_REMOVE_BUFFER:
+  case KVP_REMOVE_RING:
+    status = removal_begin(service, change);
+    removals_look(service); /* a ring that went may have been the last to use something else */
+    return status;
+  }
+  return status;
+}
+
+/* ---- steps ---- */
+
+/* The record's payload as a private copy, its place in the ring given back. NULL: no memory at all. */
+static struct kvp_step *step_copy(struct kvp_service *service, struct kvp_served_ring *ring,
+                                  const struct kvp_ring_record *record) {
+  struct kvp_lane_end *lane = &ring->ring->commands;
+  struct kvp_step *step = NULL;
+  if (record->payload_bytes <= kvp_step_bytes_max) {
+    step = kvp_step_new(&service->steps, record->payload_bytes);
+  }
+  if (step != NULL) {
+    kvp_lane_copy_payload(lane, record, step->wire);
+  } else if ((step = kvp_step_new(&service->steps, 0)) != NULL) {
+    step->error.status = record->payload_bytes > kvp_step_bytes_max ? KVP_TOO_LARGE : KVP_OUT_OF_MEMORY;
+    (void)kvp_error_set(&step->error, (enum kvp_status)step->error.status,
+                        "step: %u bytes, at most %d are allowed and memory must be there", record->payload_bytes,
+                        kvp_step_bytes_max);
+  }
+  kvp_lane_advance(lane, record);
+  return step;
+}
+
+/* A worker's steps are its session's and in its queue, whatever they say. */
+static void step_sign(const struct kvp_served_ring *ring, struct kvp_step *step) {
+  struct kvp_wire_step *header = (struct kvp_wire_step *)(void *)step->wire;
+  if (!ring->is_supervisors && step->wire_bytes >= sizeof *header) {
+    header->owner = ring->owner;
+    header->queue = ring->queue;
+  }
+}
+
+static enum kvp_status step_check(struct kvp_service *service, struct kvp_served_ring *ring, struct kvp_step *step) {
+  struct kvp_intake *intake = &service->intake;
+  intake->allows_daemon_ops = ring->is_supervisors;
+  intake->allows_points = !ring->is_supervisors;
+  intake->completion_bytes_max = ring->completion_bytes_max;
+  return kvp_intake_check(intake, step, &step->error);
+}
+
+static void step_accept(struct kvp_service *service, struct kvp_served_ring *ring, struct kvp_step *step) {
+  const uint64_t asked_ns = ((const struct kvp_wire_step *)(const void *)step->wire)->deadline_ns;
+  step->accepted = true;
+  step->queued_ns = kvp_clock_ns();
+  step->deadline_ns =
+      step->queued_ns + (asked_ns == 0 || asked_ns > ring->deadline_ns_max ? ring->deadline_ns_max : asked_ns);
+  kvp_step_charge(&service->steps, step);
+  kvp_step_hold_objects(step);
+  kvp_compressed_parts_accept(&service->intake.compressed, step);
+  kvp_fences_step_accepted(&service->fences, step);
+}
+
+/* *bytes: counts what was looked at. */
+static void step_take(struct kvp_service *service, struct kvp_served_ring *ring, const struct kvp_ring_record *record,
+                      uint64_t *bytes) {
+  struct kvp_step *step = step_copy(service, ring, record);
+  if (step == NULL) {
+    kvp_log(KVP_LOG_ERROR, "out_of_memory", "step_bytes=%u", record->payload_bytes);
+    service->failed = true;
+    return;
+  }
+  step->tag = record->tag;
+  step->ring = ring;
+  step->timelines = &ring->timelines;
+  kvp_step_count_as(step, &ring->use);
+  step_sign(ring, step);
+  struct kvp_queue *queue = NULL;
+  enum kvp_status status = (enum kvp_status)step->error.status;
+  service->intake.elements_checked = 0;
+  if (status == KVP_OK) {
+    status = step_check(service, ring, step);
+  }
+  *bytes += record->payload_bytes + service->intake.elements_checked * sizeof(int32_t);
+  if (status == KVP_OK) {
+    status = kvp_dispatch_open(&service->dispatch, step->queue, &queue, &step->error);
+  }
+  if (status != KVP_OK) {
+    kvp_outbox_checked(&ring->outbox, step);
+    return;
+  }
+  step_accept(service, ring, step);
+  kvp_outbox_checked(&ring->outbox, step);
+  kvp_dispatch_submit(&service->dispatch, queue, step);
+}
+
+static void fence_take(struct kvp_service *service, struct kvp_served_ring *ring,
+                       const struct kvp_ring_record *record) {
+  struct kvp_step *fence = kvp_step_new(&service->steps, 0);
+  if (fence == NULL) {
+    kvp_log(KVP_LOG_ERROR, "out_of_memory", "fence=%llu", (unsigned long long)record->tag);
+    service->failed = true;
+    return;
+  }
+  fence->tag = record->tag;
+  fence->ring = ring;
+  kvp_step_count_as(fence, &ring->use);
+  kvp_fences_add(&service->fences, fence);
+  kvp_lane_advance(&ring->ring->commands, record);
+  fences_look(service);
+}
+
+/* A record's kind; workers have only steps. False: it makes no sense. */
+static bool record_take(struct kvp_service *service, struct kvp_served_ring *ring,
+                        const struct kvp_ring_record *record, uint64_t *bytes) {
+  if (record->kind == KVP_COMMAND_STEP) {
+    step_take(service, ring, record, bytes);
+    return true;
+  }
+  if (!ring->is_supervisors) {
+    return false;
+  }
+  switch (record->kind) {
+  case KVP_COMMAND_QUEUE_CLOSE:
+    kvp_dispatch_close_queue(&service->dispatch, (uint32_t)record->tag);
+    kvp_lane_advance(&ring->ring->commands, record);
+    return true;
+  case KVP_COMMAND_FENCE:
+    fence_take(service, ring, record);
+    return true;
+  default:
+    return false;
+  }
+}
+
+static bool command_take(struct kvp_service *service, struct kvp_served_ring *ring, uint64_t *bytes) {
+  struct kvp_ring_record record = {0};
+  switch (kvp_lane_peek(&ring->ring->commands, &record)) {
+  case KVP_LANE_EMPTY:
+    return false;
+  case KVP_LANE_CORRUPT:
+    ring_fail(service, ring, "record", record.sequence);
+    return false;
+  case KVP_LANE_RECORD:
+    break;
+  }
+  if (!record_take(service, ring, &record, bytes)) {
+    ring_fail(service, ring, "kind", record.kind);
+    return false;
+  }
+  return true;
+}
+
+/* While the other side doesn't take its completions, or too much is under way, its commands stay where they are. */
+static bool ring_is_open(const struct kvp_service *service, const struct kvp_served_ring *ring) {
+  const struct kvp_step_use *all = &service->steps.use;
+  const struct kvp_step_use *supervisors = &service->supervisors.use;
+  if (ring->outbox.is_closed || kvp_outbox_is_blocked(&ring->outbox)) {
+    return false;
+  }
+  if (ring->use.count == 0) {
+    return true;
+  }
+  if (ring->use.count >= ring->steps_max || ring->use.bytes >= ring->step_bytes_max) {
+    return false;
+  }
+  return ring->is_supervisors || (all->count - supervisors->count < worker_steps_max &&
+                                  all->bytes - supervisors->bytes < worker_step_bytes_max);
+}
+
+/* Adds the commands taken. True when anything happened. */
+static bool turn_take(struct kvp_service *service, struct kvp_served_ring *ring, uint32_t *taken) {
+  const bool any = kvp_outbox_is_blocked(&ring->outbox) && kvp_outbox_flush(&ring->outbox);
+  uint32_t commands = 0;
+  uint64_t bytes = 0;
+  while (commands < ring->turn_commands && bytes < bytes_per_turn && !service->failed &&
+         ring_is_open(service, ring) && command_take(service, ring, &bytes)) {
+    commands++;
+  }
+  *taken += commands;
+  return any || commands > 0;
+}
+
+bool kvp_service_commands_take(struct kvp_service *service) {
+  const uint32_t count = service->rings.served_count;
+  uint32_t taken = 0;
+  bool any = false;
+  for (uint32_t i = 0; i < count && taken < commands_per_round && !service->failed; i++) {
+    any = turn_take(service, kvp_ring_set_next(&service->rings), &taken) || any;
+  }
+  return any;
+}
+
+/* ---- sleep ---- */
+
+bool kvp_service_is_blocked(const struct kvp_service *service) {
+  for (uint32_t i = 0; i < service->rings.served_count; i++) {
+    if (kvp_outbox_is_blocked(&service->rings.served[i]->outbox)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool kvp_service_prepare_sleep(struct kvp_service *service) {
+  for (uint32_t i = 0; i < service->rings.served_count; i++) {
+    struct kvp_served_ring *ring = service->rings.served[i];
+    if (!ring_is_open(service, ring)) {
+      continue;
+    }
+    if (!kvp_lane_prepare_sleep(&ring->ring->commands)) {
+      kvp_service_awake(service);
+      return false;
+    }
+    ring->is_prepared = true;
+  }
+  return true;
+}
+
+void kvp_service_awake(struct kvp_service *service) {
+  for (uint32_t i = 0; i < service->rings.served_count; i++) {
+    struct kvp_served_ring *ring = service->rings.served[i];
+    if (ring->is_prepared) {
+      kvp_lane_awake(&ring->ring->commands);
+      ring->is_prepared = false;
+    }
+  }
+}

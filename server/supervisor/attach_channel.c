@@ -1,0 +1,112 @@
+/* One worker's socket. Loop thread only. */
+#include "server/supervisor/attach_channel.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void channel_ready(uv_poll_t *poll, int status, int events);
+
+static void channel_poll(struct kvp_attach_channel *channel) {
+  if (channel->over) {
+    return;
+  }
+  bool waits = !kvp_control_queue_is_empty(&channel->outgoing);
+  int events = UV_DISCONNECT;
+  events |= channel->wants_message && !waits ? UV_READABLE : 0;
+  events |= channel->wants_writable || waits ? UV_WRITABLE : 0;
+  (void)uv_poll_start(&channel->poll, events, channel_ready);
+}
+
+static void channel_hang_up(struct kvp_attach_channel *channel, enum kvp_status status, const char *why) {
+  struct kvp_error error;
+  (void)kvp_error_set(&error, status, "%s", why);
+  channel->over = true;
+  (void)uv_poll_stop(&channel->poll);
+  channel->events->hung_up(channel->context, &error);
+}
+
+static void channel_receive(struct kvp_attach_channel *channel) {
+  enum kvp_status status = kvp_fd_socket_receive(channel->socket, channel->incoming);
+  if (status == KVP_OK) {
+    channel->events->message(channel->context, channel->incoming);
+  } else if (status == KVP_MALFORMED) {
+    channel_hang_up(channel, KVP_MALFORMED, "the worker sent what is no message, or one with too many descriptors");
+  } else if (status != KVP_BUSY) {
+    channel_hang_up(channel, KVP_CANCELLED, "the worker closed its socket");
+  }
+}
+
+static void channel_flush(struct kvp_attach_channel *channel) {
+  if (kvp_control_queue_flush(&channel->outgoing) != KVP_OK) {
+    channel_hang_up(channel, KVP_CANCELLED, "the worker's socket takes nothing any more");
+  }
+}
+
+static void channel_ready(uv_poll_t *poll, int status, int events) {
+  struct kvp_attach_channel *channel = poll->data;
+  if (status < 0 || (events & UV_DISCONNECT) != 0) {
+    channel_hang_up(channel, KVP_CANCELLED, "the worker closed its socket");
+    return;
+  }
+  if ((events & UV_WRITABLE) != 0) {
+    bool waited = !kvp_control_queue_is_empty(&channel->outgoing);
+    channel_flush(channel);
+    if (!channel->over && !waited && channel->wants_writable) {
+      channel->events->writable(channel->context);
+    }
+  }
+  if (!channel->over && (events & UV_READABLE) != 0) {
+    channel_receive(channel);
+  }
+  channel_poll(channel);
+}
+
+enum kvp_status kvp_attach_channel_init(struct kvp_attach_channel *channel, uv_loop_t *loop, int socket,
+                                        struct kvp_fd_message *incoming,
+                                        const struct kvp_attach_channel_events *events, void *context,
+                                        struct kvp_error *error) {
+  *channel =
+      (struct kvp_attach_channel){.events = events, .context = context, .incoming = incoming, .socket = socket};
+  const int smallest = 1; /* the kernel makes it its minimum */
+  int failed = uv_poll_init(loop, &channel->poll, socket);
+  if (failed != 0) {
+    (void)close(socket);
+    return kvp_error_set(error, KVP_INTERNAL, "a worker's socket can't be watched: %s", uv_strerror(failed));
+  }
+  (void)setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &smallest, sizeof smallest);
+  channel->poll.data = channel;
+  kvp_control_queue_init(&channel->outgoing, socket);
+  channel_poll(channel);
+  return KVP_OK;
+}
+
+void kvp_attach_channel_send(struct kvp_attach_channel *channel, uint32_t kind, uint32_t request, const void *body,
+                             uint32_t body_bytes, const int *fds, uint32_t fd_count) {
+  if (channel->over) {
+    return;
+  }
+  if (channel->outgoing.count >= kvp_attach_queue_max ||
+      kvp_control_queue_put(&channel->outgoing, kind, request, body, body_bytes, fds, fd_count) != KVP_OK) {
+    (void)shutdown(channel->socket, SHUT_RDWR); /* told from the loop, as a hang-up */
+  }
+  channel_poll(channel);
+}
+
+void kvp_attach_channel_want(struct kvp_attach_channel *channel, bool message, bool writable) {
+  channel->wants_message = message;
+  channel->wants_writable = writable;
+  channel_poll(channel);
+}
+
+static void channel_closed(uv_handle_t *handle) {
+  struct kvp_attach_channel *channel = handle->data;
+  channel->closed(channel->context);
+}
+
+void kvp_attach_channel_close(struct kvp_attach_channel *channel, void (*closed)(void *context)) {
+  channel->over = true;
+  channel->closed = closed;
+  uv_close((uv_handle_t *)&channel->poll, channel_closed);
+  kvp_control_queue_deinit(&channel->outgoing);
+  (void)close(channel->socket);
+}
