@@ -8,7 +8,7 @@
  * as it is larger than any value, a wait for >= ends too. A poisoned word stays so: its writer takes another one.
  *
  * Signals of one word should go up: the executor writes what a step says, in the order of the ring. To a word that it
- * has poisoned it writes nothing more. When an attachment ends, all the executor's words are poisoned.
+ * has poisoned it writes nothing more but the poison. When an attachment ends, all the executor's words are poisoned.
  *
  * The executor trusts nothing here: what it relies on itself never comes from memory that a worker can write.
  */

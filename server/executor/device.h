@@ -32,6 +32,7 @@ enum kvp_device_op_kind {
   KVP_DEVICE_CAT_INDEX,
   KVP_DEVICE_COPY_BLOCKS, /* of one region; blocks.pairs was checked */
   KVP_DEVICE_ZERO_BLOCKS,
+  KVP_DEVICE_REPLAY, /* the fused stores behind it, each when its word has been counted up: see may_wait */
   KVP_DEVICE_POINT,  /* a value -> a word of a worker's timelines, when everything before is done */
   KVP_DEVICE_SIGNAL, /* the same to a timeline of ours: the end of a chain, and only that */
 };
@@ -52,6 +53,16 @@ struct kvp_signal_params {
 struct kvp_point_params {
   struct kvp_timeline_word *word; /* likewise */
   uint64_t value;
+};
+
+/* In a chain of its own: op_count fused stores follow, then the signal. */
+struct kvp_replay_params {
+  const struct kvp_replay_points *points; /* [op_count] */
+  uint32_t op_count;
+  uint64_t deadline_ns;             /* on the executor's clock */
+  const struct kvp_timeline *abort; /* at the address where host_register put it: it ends when this reaches */
+  uint64_t abort_value;
+  struct kvp_replay_result result; /* filled by the device, like counts */
 };
 
 /* Arrays of an op, bit by bit. Rows of int32 that came as an array are one, too: [rows, stride / 4]. */
@@ -86,6 +97,7 @@ struct kvp_device_op {
     struct kvp_expand_index_params expand_index;
     struct kvp_cat_index_params cat_index;
     struct kvp_blocks_params blocks;
+    struct kvp_replay_params replay;
     struct kvp_point_params point;
     struct kvp_signal_params signal;
   } params;
@@ -121,6 +133,7 @@ struct kvp_device_backend;
 /* What every backend's device begins with. */
 struct kvp_device {
   const struct kvp_device_backend *backend;
+  bool may_wait;       /* for words in its memory, while what counts them up runs beside it: it takes replays */
   atomic_bool closing; /* set to make a memory_create in progress give up */
 };
 
@@ -162,8 +175,8 @@ struct kvp_device_backend {
   enum kvp_status (*queue_create)(struct kvp_device *device, struct kvp_device_queue **out, struct kvp_error *error);
   /* Nothing is left on it, or the device was stopped. */
   void (*queue_destroy)(struct kvp_device *device, struct kvp_device_queue *queue);
-  /* A chain, a step or a leg of one: ops linked by `next`, the last one and only that a signal. False: there is no room for it at the moment
-   * and nothing was launched; there will be when something that was launched has ended. */
+  /* A chain, a step or a leg of one: ops linked by `next`, the last one and only that a signal. False: there is no
+   * room for it at the moment and nothing was launched; there will be when something that was launched has ended. */
   bool (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *first);
   /* The chain's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
   void (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first);

@@ -20,8 +20,16 @@ void kvp_device_clock_observe(struct kvp_device_clock *clock, uint64_t stamp_ns,
   clock->bound_ns = bound_ns < clock->bound_ns ? bound_ns : clock->bound_ns;
 }
 
-uint64_t kvp_device_clock_host_ns(const struct kvp_device_clock *clock, uint64_t stamp_ns) {
+static uint64_t distance_ns(const struct kvp_device_clock *clock) {
   const int64_t bound_ns = clock->bound_ns < clock->bound_before_ns ? clock->bound_ns : clock->bound_before_ns;
   assert(bound_ns != INT64_MAX);
-  return stamp_ns + (uint64_t)bound_ns;
+  return (uint64_t)bound_ns;
+}
+
+uint64_t kvp_device_clock_host_ns(const struct kvp_device_clock *clock, uint64_t stamp_ns) {
+  return stamp_ns + distance_ns(clock);
+}
+
+uint64_t kvp_device_clock_stamp_ns(const struct kvp_device_clock *clock, uint64_t host_ns) {
+  return host_ns - distance_ns(clock);
 }

@@ -19,5 +19,7 @@ void kvp_device_clock_init(struct kvp_device_clock *clock);
 void kvp_device_clock_observe(struct kvp_device_clock *clock, uint64_t stamp_ns, uint64_t now_ns);
 /* The executor's time of a stamp; something was observed before. */
 uint64_t kvp_device_clock_host_ns(const struct kvp_device_clock *clock, uint64_t stamp_ns);
+/* The other way. */
+uint64_t kvp_device_clock_stamp_ns(const struct kvp_device_clock *clock, uint64_t host_ns);
 
 #endif

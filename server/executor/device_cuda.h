@@ -43,10 +43,11 @@ struct kvp_cuda_device {
   struct kvp_cuda_staging staging;
   struct kvp_device_clock clock;
   struct kvp_step_layout layout;
-  struct kvp_device_op *ops[kvp_device_ops_per_step_max];        /* scratch */
-  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];        /* scratch: fused stores that go together */
-  struct kvp_device_writes fused_writes[kvp_cuda_fused_ops_max]; /* scratch: what they write */
-  cudaStream_t streams[kvp_cuda_streams_max];                    /* NULL: not made yet */
+  struct kvp_device_op *ops[kvp_device_ops_per_step_max];            /* scratch */
+  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];            /* scratch: fused stores that go together */
+  struct kvp_fused_store_params replay_ops[kvp_cuda_replay_ops_max]; /* scratch: of a replay's launch */
+  struct kvp_device_writes fused_writes[kvp_cuda_fused_ops_max];     /* scratch: what they write */
+  cudaStream_t streams[kvp_cuda_streams_max];                        /* NULL: not made yet */
   cudaStream_t last_stream;
   uint32_t queue_count;
 };

@@ -2,6 +2,7 @@
  *
  * The first error ends it; what was launched before may run, but its signal never comes.
  */
+#include <assert.h>
 #include <string.h>
 
 #include "server/executor/device_cuda.h"
@@ -144,6 +145,35 @@ static cudaError_t fused_ops_launch(struct kvp_cuda_device *device, const struct
                     : kvp_cuda_fused_stores_launch(params, counts, count, place->stream);
 }
 
+/* A replay and its fused stores, *launched together, in as many launches as they need. */
+static cudaError_t replay_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                                 const struct kvp_device_op *first, uint32_t index, uint32_t *launched) {
+  const struct kvp_replay_params *params = &first->params.replay;
+  struct kvp_cuda_replay replay = {
+      .ops = device->replay_ops,
+      .state = &place->counts[index],
+      .abort = (const uint64_t *)(const void *)params->abort,
+      .abort_value = params->abort_value,
+      .deadline_ns = kvp_device_clock_stamp_ns(&device->clock, params->deadline_ns),
+  };
+  const struct kvp_device_op *op = first->next;
+  cudaError_t code = cudaSuccess;
+  *launched = 1 + params->op_count;
+  for (uint32_t done = 0; done < params->op_count && code == cudaSuccess; done += replay.op_count) {
+    const uint32_t left = params->op_count - done;
+    replay.op_count = left < kvp_cuda_replay_ops_max ? left : (uint32_t)kvp_cuda_replay_ops_max;
+    replay.first_op = done;
+    replay.points = params->points + done;
+    replay.counts = replay.state + 1 + done;
+    for (uint32_t i = 0; i < replay.op_count; i++, op = op->next) {
+      assert(op->kind == KVP_DEVICE_FUSED_STORE);
+      device->replay_ops[i] = op_staged(device, place, op, index + 1 + done + i).params.fused_store;
+    }
+    code = kvp_cuda_replay_launch(&replay, place->stream);
+  }
+  return code;
+}
+
 /* Every op of the step; *signal: what is behind them. */
 static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_place *place,
                               const struct kvp_device_op *first, const struct kvp_device_op **signal) {
@@ -152,6 +182,7 @@ static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_
   for (uint32_t index = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL;) {
     uint32_t launched = 1;
     code = op->kind == KVP_DEVICE_FUSED_STORE ? fused_ops_launch(device, place, op, index, &launched)
+           : op->kind == KVP_DEVICE_REPLAY    ? replay_launch(device, place, op, index, &launched)
                                               : op_launch(device, place, op, index);
     for (; launched > 0; launched--, index++) {
       op = op->next;
@@ -161,9 +192,11 @@ static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_
   return code;
 }
 
-/* Few small arrays are read where they are: a copy of its own would take longer. */
-static bool arrays_are_read_in_place(const struct kvp_step_layout *layout) {
-  return layout->op_count <= kvp_cuda_direct_ops_max && layout->arrays_bytes <= kvp_cuda_direct_bytes_max;
+/* Few small arrays are read where they are: a copy of its own would take longer. What a replay reads, it reads while
+ * somebody waits. */
+static bool arrays_are_read_in_place(const struct kvp_step_layout *layout, const struct kvp_device_op *first) {
+  return first->kind != KVP_DEVICE_REPLAY && layout->op_count <= kvp_cuda_direct_ops_max &&
+         layout->arrays_bytes <= kvp_cuda_direct_bytes_max;
 }
 
 cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
@@ -179,7 +212,7 @@ cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kv
   };
   kvp_step_layout_copy(layout, place.host);
   cudaError_t code = kvp_cuda_failpoint_pass(stream);
-  if (code == cudaSuccess && !arrays_are_read_in_place(layout)) {
+  if (code == cudaSuccess && !arrays_are_read_in_place(layout, first)) {
     uint8_t *arrays = kvp_cuda_run_device(staging, run);
     place.arrays = arrays;
     code = layout->arrays_bytes == 0

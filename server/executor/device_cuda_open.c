@@ -136,6 +136,8 @@ static enum kvp_status gpu_describe(struct kvp_cuda_device *device, const char *
   struct kvp_device_description *description = &device->description;
   device->pitch_bytes_max = properties.memPitch;
   device->registers_read_only = registers_read_only != 0;
+  /* Time-sliced, a kernel that waits holds the GPU while whoever it waits for would need it. */
+  device->base.may_wait = has_mps != 0;
   description->memory_bytes = properties.totalGlobalMem;
   description->ready_flags = KVP_READY_DEVICE_FDS | (has_mps != 0 ? KVP_READY_MPS : 0U);
   (void)snprintf(description->text, sizeof description->text, "%.120s, sm_%d%d, %d SMs, %s", properties.name,

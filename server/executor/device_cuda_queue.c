@@ -129,6 +129,9 @@ static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *f
   case KVP_DEVICE_FUSED_STORE:
     kvp_cuda_fused_store_counts(&op->params.fused_store, found, &op->counts);
     break;
+  case KVP_DEVICE_REPLAY:
+    kvp_cuda_replay_result(found, &op->params.replay.result);
+    break;
   case KVP_DEVICE_CONVERT_INDEX:
     kvp_cuda_convert_index_counts(&op->params.convert_index, found, &op->counts);
     break;

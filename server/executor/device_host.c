@@ -44,6 +44,7 @@ static enum kvp_status host_open(const char *name, const struct kvp_device_optio
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "device '%s': no memory for it", name);
   }
   device->base.backend = &kvp_device_host;
+  device->base.may_wait = true;
   device->thread_count = threads;
   device->workers = kvp_host_workers_new(threads, options->wake, options->wake_context, error);
   if (device->workers == NULL) {

@@ -21,6 +21,22 @@ void kvp_device_host_memory_destroy(struct kvp_device *device, struct kvp_memory
 uint64_t kvp_host_op_units(const struct kvp_device_op *op);
 void kvp_host_op_run(const struct kvp_device_op *op, uint64_t unit, struct kvp_op_counts *counts);
 
+/* ---- device_host_replay.c: where a queue is in a replay ---- */
+
+enum kvp_host_replay_state { KVP_HOST_REPLAY_READY, KVP_HOST_REPLAY_WAITS, KVP_HOST_REPLAY_OVER };
+
+struct kvp_host_replay {
+  struct kvp_device_op *op; /* the replay's own; NULL: it is in none */
+  uint32_t at;              /* the fused store whose turn it is */
+};
+
+void kvp_host_replay_begin(struct kvp_host_replay *replay, struct kvp_device_op *op);
+/* Looks at the word that the next op waits for. OVER: it won't be done, nor any behind it; what they would have signalled
+ * is poisoned. */
+enum kvp_host_replay_state kvp_host_replay_look(struct kvp_host_replay *replay);
+/* The op whose turn it was is done: signals. */
+void kvp_host_replay_advance(struct kvp_host_replay *replay);
+
 /* ---- device_host_workers.c ---- */
 
 struct kvp_host_workers;

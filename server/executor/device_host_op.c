@@ -79,6 +79,7 @@ static struct shape shape_of(const struct kvp_device_op *op) {
   case KVP_DEVICE_ZERO_BLOCKS:
     return (struct shape){op->params.blocks.geometry->num_layers * op->params.blocks.count,
                           block_units_per_unit(&op->params.blocks)};
+  case KVP_DEVICE_REPLAY:
   case KVP_DEVICE_POINT:
   case KVP_DEVICE_SIGNAL:
     break;
@@ -159,6 +160,7 @@ void kvp_host_op_run(const struct kvp_device_op *op, uint64_t unit, struct kvp_o
   case KVP_DEVICE_ZERO_BLOCKS:
     kvp_host_zero_blocks(&op->params.blocks, begin, end, counts);
     break;
+  case KVP_DEVICE_REPLAY:
   case KVP_DEVICE_POINT:
   case KVP_DEVICE_SIGNAL:
     break;

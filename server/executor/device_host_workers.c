@@ -2,8 +2,9 @@
  *
  * A queue is a list of launched ops; the op at its head is the one that runs, cut into units. Queues whose head has
  * units left stand in a circle; a thread takes one unit of the queue at its front and puts the queue at the end, so
- * that queues share the threads evenly. The lock guards lists and counters only: nobody computes, allocates or makes
- * a system call under it.
+ * that queues share the threads evenly. Queues whose head, an op of a replay, waits for a word are looked at between
+ * units, and by one thread now and then where there are none. The lock guards lists and counters only: nobody computes,
+ * allocates or makes a system call under it.
  */
 #include <assert.h>
 #include <pthread.h>
@@ -14,6 +15,8 @@
 #include "server/executor/clock.h"
 #include "server/executor/device_host.h"
 
+enum { waiting_pause_ns = 20000 };
+
 struct kvp_device_queue {
   struct kvp_host_workers *workers;
   struct kvp_device_op *head; /* running, or about to */
@@ -21,7 +24,8 @@ struct kvp_device_queue {
   uint64_t unit_count; /* of the head; 0: it has not begun */
   uint64_t units_taken;
   uint64_t units_done;
-  struct kvp_device_queue *next_runnable;
+  struct kvp_host_replay replay;
+  struct kvp_device_queue *next_runnable; /* or the next one that waits */
 };
 
 struct kvp_host_workers {
@@ -29,6 +33,8 @@ struct kvp_host_workers {
   pthread_cond_t runnable_changed;
   struct kvp_device_queue *runnable_first;
   struct kvp_device_queue *runnable_last;
+  struct kvp_device_queue *waiting; /* in no order */
+  bool is_watched;                  /* a thread looks at them now and then */
   uint32_t asleep;
   bool stopping;
   void (*wake)(void *context);
@@ -64,9 +70,40 @@ static void head_pop(struct kvp_device_queue *queue) {
   queue->unit_count = 0;
 }
 
+/* The op at the head is done, or needn't be. */
+static void head_leave(struct kvp_device_queue *queue) {
+  if (queue->replay.op != NULL) {
+    kvp_host_replay_advance(&queue->replay);
+  }
+  head_pop(queue);
+}
+
+/* True: the op at the head, one of a replay, is not to begin now, and somebody will look at it. */
+static bool replay_holds(struct kvp_device_queue *queue, struct afterwards *afterwards) {
+  struct kvp_host_workers *workers = queue->workers;
+  switch (kvp_host_replay_look(&queue->replay)) {
+  case KVP_HOST_REPLAY_READY:
+    return false;
+  case KVP_HOST_REPLAY_WAITS:
+    queue->next_runnable = workers->waiting;
+    workers->waiting = queue;
+    afterwards->threads_to_wake += workers->is_watched ? 0 : 1;
+    return true;
+  case KVP_HOST_REPLAY_OVER:
+    break;
+  }
+  while (queue->head->kind != KVP_DEVICE_SIGNAL) {
+    head_pop(queue);
+  }
+  return false;
+}
+
 /* Begins the op at the head; those without work, points and signals, are done with at once. Lock held. */
 static void queue_advance(struct kvp_device_queue *queue, struct afterwards *afterwards) {
   while (queue->head != NULL) {
+    if (queue->replay.op != NULL && replay_holds(queue, afterwards)) {
+      return;
+    }
     struct kvp_device_op *op = queue->head;
     if (op->kind == KVP_DEVICE_SIGNAL) {
       /* The op's memory is its owner's again as soon as the value is seen. */
@@ -89,7 +126,12 @@ static void queue_advance(struct kvp_device_queue *queue, struct afterwards *aft
       return;
     }
     op->started_ns = op->finished_ns = kvp_clock_ns();
-    head_pop(queue);
+    if (op->kind == KVP_DEVICE_REPLAY) {
+      kvp_host_replay_begin(&queue->replay, op);
+      head_pop(queue);
+    } else {
+      head_leave(queue);
+    }
   }
 }
 
@@ -137,7 +179,7 @@ static void unit_run(struct kvp_host_workers *workers) {
   }
   op->finished_ns = finished_ns;
   struct afterwards afterwards = {0};
-  head_pop(queue);
+  head_leave(queue);
   queue_advance(queue, &afterwards);
   uint32_t asleep = workers->asleep;
   (void)pthread_mutex_unlock(&workers->lock);
@@ -147,13 +189,51 @@ static void unit_run(struct kvp_host_workers *workers) {
   (void)pthread_mutex_lock(&workers->lock);
 }
 
+/* Looks at every queue that waits. Lock held before and after, not in between. */
+static void waiting_look(struct kvp_host_workers *workers) {
+  struct afterwards afterwards = {0};
+  struct kvp_device_queue *queue = workers->waiting;
+  workers->waiting = NULL;
+  while (queue != NULL) {
+    struct kvp_device_queue *next = queue->next_runnable;
+    queue_advance(queue, &afterwards);
+    queue = next;
+  }
+  if (afterwards.threads_to_wake > 0 || afterwards.signalled) {
+    const uint32_t asleep = workers->asleep;
+    (void)pthread_mutex_unlock(&workers->lock);
+    afterwards_do(workers, &afterwards, asleep);
+    (void)pthread_mutex_lock(&workers->lock);
+  }
+}
+
+/* Until there is a unit to run, or nobody waits. Lock held before and after, not in between. */
+static void waiting_watch(struct kvp_host_workers *workers) {
+  const struct timespec pause = {.tv_nsec = waiting_pause_ns};
+  workers->is_watched = true;
+  while (workers->waiting != NULL && workers->runnable_first == NULL && !workers->stopping) {
+    (void)pthread_mutex_unlock(&workers->lock);
+    (void)nanosleep(&pause, NULL);
+    (void)pthread_mutex_lock(&workers->lock);
+    waiting_look(workers);
+  }
+  workers->is_watched = false;
+}
+
 static void *worker_main(void *argument) {
   struct kvp_host_workers *workers = argument;
   (void)pthread_setname_np(pthread_self(), "kvp-kernel");
   (void)pthread_mutex_lock(&workers->lock);
   while (!workers->stopping) {
+    if (workers->waiting != NULL) {
+      waiting_look(workers);
+    }
     if (workers->runnable_first != NULL) {
       unit_run(workers);
+      continue;
+    }
+    if (workers->waiting != NULL && !workers->is_watched) {
+      waiting_watch(workers);
       continue;
     }
     workers->asleep++;

@@ -5,19 +5,22 @@
 #include <string.h>
 
 #include "server/executor/clock.h"
+#include "server/executor/replay.h"
 #include "server/executor/ring_timelines.h"
+
+enum { dispatch_words = 2 * kvp_streams_max };
 
 enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_device *device, struct kvp_error *error) {
   const struct kvp_device_backend *backend = device->backend;
   memset(dispatch, 0, sizeof *dispatch);
   dispatch->device = device;
-  dispatch->timelines = kvp_timelines_new(kvp_streams_max);
+  dispatch->timelines = kvp_timelines_new(dispatch_words);
   if (dispatch->timelines == NULL) {
-    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for %d timelines", kvp_streams_max);
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for %d timelines", dispatch_words);
   }
   void *registered = NULL;
   enum kvp_status status = backend->host_register(
-      device, dispatch->timelines, kvp_streams_max * sizeof *dispatch->timelines, false, &registered, error);
+      device, dispatch->timelines, dispatch_words * sizeof *dispatch->timelines, false, &registered, error);
   if (status != KVP_OK) {
     goto err_timelines;
   }
@@ -31,6 +34,8 @@ enum kvp_status kvp_dispatch_init(struct kvp_dispatch *dispatch, struct kvp_devi
     }
     stream->timeline = &dispatch->timelines[made];
     stream->device_timeline = &dispatch->device_timelines[made];
+    stream->abort = &dispatch->timelines[kvp_streams_max + made];
+    stream->device_abort = &dispatch->device_timelines[kvp_streams_max + made];
     stream->next_free = dispatch->free_streams;
     dispatch->free_streams = stream;
   }
@@ -43,7 +48,7 @@ err_queues:
   backend->host_unregister(device, dispatch->timelines);
 
 err_timelines:
-  kvp_timelines_destroy(dispatch->timelines, kvp_streams_max);
+  kvp_timelines_destroy(dispatch->timelines, dispatch_words);
   return status;
 }
 
@@ -67,7 +72,7 @@ void kvp_dispatch_deinit(struct kvp_dispatch *dispatch, void (*drop)(void *conte
   }
   kvp_queues_deinit(&dispatch->queues, drop, context);
   dispatch->device->backend->host_unregister(dispatch->device, dispatch->timelines);
-  kvp_timelines_destroy(dispatch->timelines, kvp_streams_max);
+  kvp_timelines_destroy(dispatch->timelines, dispatch_words);
 }
 
 enum kvp_status kvp_dispatch_open(struct kvp_dispatch *dispatch, uint32_t queue_id, struct kvp_queue **out,
@@ -83,11 +88,25 @@ void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id) 
   kvp_queues_close(&dispatch->queues, queue_id);
 }
 
+static void stream_abort(struct kvp_stream *stream) {
+  kvp_timeline_signal(stream->abort, stream->launched_value);
+}
+
 void kvp_dispatch_drop(struct kvp_dispatch *dispatch, uint32_t queue_id, const struct kvp_served_ring *ring,
                        struct kvp_step_list *dropped) {
   struct kvp_queue *queue = kvp_id_table_get(&dispatch->queues.table, queue_id);
-  if (queue != NULL) {
-    kvp_queue_drop(&dispatch->queues, queue, ring, dropped);
+  if (queue == NULL) {
+    return;
+  }
+  if (queue->stream != NULL) {
+    stream_abort(queue->stream);
+  }
+  kvp_queue_drop(&dispatch->queues, queue, ring, dropped);
+}
+
+void kvp_dispatch_abort(struct kvp_dispatch *dispatch) {
+  for (uint32_t i = 0; i < dispatch->busy_count; i++) {
+    stream_abort(dispatch->busy_streams[i]);
   }
 }
 
@@ -180,9 +199,10 @@ static struct kvp_device_op *leg_chain(struct kvp_step_leg *leg) {
   struct kvp_device_op *first = &leg->signal;
   for (uint32_t i = leg->end_op; i > leg->first_op; i--) {
     struct kvp_step_op *op = &step->ops[i - 1];
-    if (op->point != NULL && !kvp_ring_timelines_is_given_up(step->timelines, op->signal.word)) {
+    if (op->point != NULL) {
+      const bool given_up = kvp_ring_timelines_is_given_up(step->timelines, op->signal.word);
       op->point->params.point = (struct kvp_point_params){.word = &step->timelines->device_words[op->signal.word],
-                                                          .value = op->signal.value};
+                                                          .value = given_up ? KVP_TIMELINE_POISON : op->signal.value};
       op->point->next = first;
       first = op->point;
     }
@@ -201,6 +221,12 @@ static bool leg_launch(struct kvp_dispatch *dispatch, struct kvp_stream *stream,
       .params.signal = {.timeline = stream->device_timeline, .value = stream->launched_value + 1},
   };
   leg->first = leg_chain(leg);
+  if (leg->step->replay != NULL) {
+    struct kvp_replay_params *replay = &leg->step->replay->params.replay;
+    replay->deadline_ns = leg->step->deadline_ns;
+    replay->abort = stream->device_abort;
+    replay->abort_value = stream->launched_value + 1;
+  }
   if (!dispatch->device->backend->launch(stream->device_queue, leg->first)) {
     return false;
   }
@@ -285,6 +311,9 @@ static bool stream_reap(struct kvp_dispatch *dispatch, struct kvp_stream *stream
     stream->launched_first = leg->next;
     if (backend->collect != NULL) {
       backend->collect(stream->device_queue, leg->first);
+    }
+    if (step->replay != NULL) {
+      kvp_replay_look(step);
     }
     dispatch->is_full = false;
     dispatch->ended_legs++;

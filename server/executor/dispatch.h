@@ -1,8 +1,9 @@
 /* From accepted steps to finished ones: queues of steps onto streams of the device. Serving thread.
  *
  * A step is launched leg by leg; a leg whose first op waits for a word of a timeline when that has its value, and never
- * before: the device itself waits for nobody outside. A stream is a device queue with its timeline. A step queue borrows a stream while it has legs launched. There are
- * as many as step queues: a queue that waited for another one's stream would wait for the longest step of a stranger.
+ * before: the device itself waits for nobody outside, but in replays, and those can be told to end. A stream is a device
+ * queue with its timeline. A step queue borrows a stream while it has legs launched. There are as many as step queues: a
+ * queue that waited for another one's stream would wait for the longest step of a stranger.
  */
 #ifndef KVPOOL_EXECUTOR_DISPATCH_H
 #define KVPOOL_EXECUTOR_DISPATCH_H
@@ -16,6 +17,8 @@ struct kvp_stream {
   struct kvp_device_queue *device_queue;
   struct kvp_timeline *timeline;
   struct kvp_timeline *device_timeline;
+  struct kvp_timeline *abort; /* replays whose signal is not above it are to end; */
+  const struct kvp_timeline *device_abort;
   uint64_t launched_value; /* of the last signal launched */
   struct kvp_queue *user;
   struct kvp_step_leg *launched_first; /* in order; the device's until their signal is seen */
@@ -26,7 +29,7 @@ struct kvp_stream {
 struct kvp_dispatch {
   struct kvp_device *device;
   struct kvp_queues queues;
-  struct kvp_timeline *timelines;        /* [kvp_streams_max] */
+  struct kvp_timeline *timelines;        /* [kvp_streams_max], then as many aborts */
   struct kvp_timeline *device_timelines; /* the same, where the device writes them */
   struct kvp_stream streams[kvp_streams_max];
   struct kvp_stream *free_streams;
@@ -47,9 +50,13 @@ enum kvp_status kvp_dispatch_open(struct kvp_dispatch *dispatch, uint32_t queue_
 void kvp_dispatch_submit(struct kvp_dispatch *dispatch, struct kvp_queue *queue, struct kvp_step *step);
 void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id);
 
-/* Takes the ring's steps out of the queue. *dropped: those of which nothing runs; the others finish as failed ones. */
+/* Takes the ring's steps out of the queue. *dropped: those of which nothing runs; the others finish as failed ones, and
+ * the device waits for nothing of them any more. */
 void kvp_dispatch_drop(struct kvp_dispatch *dispatch, uint32_t queue_id, const struct kvp_served_ring *ring,
                        struct kvp_step_list *dropped);
+
+/* The device waits for nothing any more, whatever was launched. */
+void kvp_dispatch_abort(struct kvp_dispatch *dispatch);
 
 /* Moves finished steps to *finished, then launches what may be launched. A step whose wait is in vain is finished, too:
  * ->is_failed, and ->error says why; words that it would have signalled are poisoned. True when anything happened. */

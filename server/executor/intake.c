@@ -53,11 +53,14 @@ struct kvp_device_op *kvp_intake_device_op(struct kvp_intake_op *op, enum kvp_de
 /* What goes with waits and signals is empty where there can't be any. */
 static enum kvp_status header_points_check(const struct kvp_wire_step *header, bool allows_points,
                                            struct kvp_error *error) {
-  const uint32_t flags = allows_points ? KVP_STEP_NOT_ACCEPTED_TOLD : 0;
-  if ((header->flags & ~flags) != 0 || header->reserved[0] != 0) {
-    return REFUSE_ENCODING(error, "flags", -1, header->flags,
-                           "step: flags are 0x%x, known are 0x%x; or a reserved field is not 0", header->flags,
+  const uint32_t flags = allows_points ? (uint32_t)KVP_STEP_NOT_ACCEPTED_TOLD | KVP_STEP_DEVICE_WORDS : 0U;
+  if ((header->flags & ~flags) != 0) {
+    return REFUSE_ENCODING(error, "flags", -1, header->flags, "step: flags are 0x%x, known are 0x%x", header->flags,
                            flags);
+  }
+  if ((header->flags & KVP_STEP_DEVICE_WORDS) == 0 && header->words_buffer_id != 0) {
+    return REFUSE_ENCODING(error, "words", -1, header->words_buffer_id, "step: buffer %llu, and no flag that uses it",
+                           (unsigned long long)header->words_buffer_id);
   }
   if (!allows_points && (header->base != 0 || header->deadline_ns != 0)) {
     return REFUSE_ENCODING(error, "base", -1, header->base,
@@ -221,11 +224,30 @@ static enum kvp_status op_check(struct kvp_intake_op *op) {
     return KVP_INTAKE_REFUSE(op, KVP_PERMISSION_DENIED, "kind", -1, op->wire->kind, "kind %u is the daemon's own",
                              op->wire->kind);
   }
-  enum kvp_status status = op_rest_check(op, kind);
-  if (status == KVP_OK) {
-    status = kind->check(op);
+  const bool is_replay = op->words.count > 0;
+  enum kvp_status status = is_replay ? kvp_intake_replay_kind(op) : KVP_OK;
+  if (status != KVP_OK || (status = op_rest_check(op, kind)) != KVP_OK || (status = kind->check(op)) != KVP_OK) {
+    return status;
   }
-  return status == KVP_OK ? kvp_intake_points(op) : status;
+  return is_replay ? kvp_intake_replay_points(op) : kvp_intake_points(op);
+}
+
+/* ops: as they came. */
+static enum kvp_status ops_check(struct kvp_intake_op *op, const struct kvp_wire_op *ops) {
+  const struct kvp_wire_step *header = op->header;
+  enum kvp_status status = KVP_OK;
+  op->wire = ops;
+  op->out = op->step->ops;
+  if ((header->flags & KVP_STEP_DEVICE_WORDS) != 0) {
+    status = kvp_intake_replay_begin(op);
+  }
+  for (uint32_t i = 0; i < header->op_count && status == KVP_OK; i++) {
+    op->index = (int32_t)i;
+    op->wire = &ops[i];
+    op->out = &op->step->ops[i];
+    status = op_check(op);
+  }
+  return status;
 }
 
 /* Gives every read its place in the step's results. */
@@ -288,14 +310,10 @@ enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *ste
   step->result_bytes = 0;
   step->device_op_count = 0;
   step->assembles = false;
-  for (uint32_t i = 0; i < header->op_count; i++) {
-    op.index = (int32_t)i;
-    op.wire = &ops[i];
-    op.out = &step->ops[i];
-    status = op_check(&op);
-    if (status != KVP_OK) {
-      return status;
-    }
+  step->replay = NULL;
+  status = ops_check(&op, ops);
+  if (status != KVP_OK) {
+    return status;
   }
   step->op_count = header->op_count;
   step->tells_acceptance = (header->flags & KVP_STEP_NOT_ACCEPTED_TOLD) == 0;

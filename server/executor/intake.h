@@ -19,6 +19,7 @@ struct kvp_intake {
   const struct kvp_objects *objects;
   bool allows_daemon_ops;        /* the ring is the supervisor's: ops from KVP_OP_BUFFER_WRITE on may come */
   bool allows_points;            /* it has timelines: ops may wait and signal */
+  bool allows_device_words;      /* and the device may wait for words in its memory */
   uint64_t completion_bytes_max; /* reports and results of one step */
   struct kvp_compressed_parts compressed;
   struct kvp_slot_set slots;   /* scratch */
@@ -27,7 +28,7 @@ struct kvp_intake {
   uint64_t pieces_cut;         /* likewise: of segments, beyond its arrays */
 };
 
-/* Zeroed but for the first four fields: ready to use. They may change between two steps. */
+/* Zeroed but for the first five fields: ready to use. They may change between two steps. */
 void kvp_intake_deinit(struct kvp_intake *intake);
 
 /* step: ->wire and ->wire_bytes are set. On success ->queue, ->ops and ->results are set, and the objects it names

@@ -7,6 +7,13 @@
 
 struct kvp_hazard_layer;
 
+/* Words in a buffer that the device waits for; count 0: the step's are those of timelines. */
+struct kvp_intake_words {
+  uint8_t *base;
+  uint64_t count;
+  struct kvp_replay_points *points; /* [op_count], of the device's */
+};
+
 struct kvp_intake_op {
   struct kvp_intake *intake;
   struct kvp_step *step;
@@ -17,7 +24,8 @@ struct kvp_intake_op {
   int32_t index;
   const char *name;
   const struct kvp_wire_op *wire;
-  struct kvp_step_op *out; /* zeroed */
+  struct kvp_step_op *out;       /* zeroed */
+  struct kvp_intake_words words; /* of a replay */
   struct kvp_error *error;
 };
 
@@ -191,6 +199,21 @@ enum kvp_status kvp_intake_hazard_store(struct kvp_intake_op *op, const struct k
 /* ---- intake_points.c: waits and signals, behind all else of the op ---- */
 
 enum kvp_status kvp_intake_points(struct kvp_intake_op *op);
+/* A point that isn't there; `name` for errors. */
+enum kvp_status kvp_intake_point_absent(struct kvp_intake_op *op, const char *name,
+                                        const struct kvp_wire_point *wire);
+/* What its word is to reach, or gets. */
+enum kvp_status kvp_intake_point_value(struct kvp_intake_op *op, const char *name, const struct kvp_wire_point *wire,
+                                       uint64_t *out);
+
+/* ---- intake_replay.c: a step whose points are words in a buffer ---- */
+
+/* Before its first op is checked, which holds the buffer. */
+enum kvp_status kvp_intake_replay_begin(struct kvp_intake_op *op);
+/* Before an op is checked: is it one that a replay may have? */
+enum kvp_status kvp_intake_replay_kind(struct kvp_intake_op *op);
+/* Its points, behind all else of the op. */
+enum kvp_status kvp_intake_replay_points(struct kvp_intake_op *op);
 
 /* ---- one file an op: what the device runs for it ---- */
 

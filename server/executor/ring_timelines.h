@@ -29,7 +29,8 @@ static inline uint64_t kvp_ring_timelines_read(const struct kvp_ring_timelines *
   return atomic_load_explicit(&timelines->words[word].value, memory_order_acquire);
 }
 
-/* Words of the executor's. From here on nothing that is launched writes it. */
+/* Words of the executor's. From here on nothing that is launched writes it, but to poison it once more: a worker that
+ * set it back doesn't wait for good. */
 void kvp_ring_timelines_give_up(struct kvp_ring_timelines *timelines, uint32_t word);
 bool kvp_ring_timelines_is_given_up(const struct kvp_ring_timelines *timelines, uint32_t word);
 /* Nothing that was launched writes it any more: it is given up, and everybody sees that. */

@@ -91,6 +91,7 @@ err_server:
 enum kvp_status kvp_server_set_device(struct kvp_server *server, struct kvp_device *device, struct kvp_error *error) {
   enum kvp_status status = kvp_dispatch_init(&server->service.dispatch, device, error);
   server->device = status == KVP_OK ? device : NULL;
+  server->service.intake.allows_device_words = device->may_wait;
   return status;
 }
 
@@ -265,6 +266,7 @@ bool kvp_server_run(struct kvp_server *server) {
       blocked_ns = blocked_ns * 2 < blocked_pause_ns_max ? blocked_ns * 2 : blocked_pause_ns_max;
     }
   }
+  kvp_dispatch_abort(&service->dispatch);
   kvp_mailbox_close(&server->mailbox);
   return !service->failed;
 }

@@ -81,7 +81,8 @@ struct kvp_step {
   uint32_t queue;
   uint32_t op_count;
   uint32_t device_op_count;
-  bool assembles; /* an op of it has `assembled` */
+  bool assembles;               /* an op of it has `assembled` */
+  struct kvp_device_op *replay; /* its first device op, if it is one */
   struct kvp_step_op *ops;
   uint8_t *results;
   uint64_t result_bytes;

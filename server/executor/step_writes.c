@@ -83,6 +83,7 @@ void kvp_device_op_writes(const struct kvp_device_op *op, struct kvp_device_writ
     blocks_writes(&op->params.blocks, KVP_WRITES_BLOCKS, out);
     break;
   case KVP_DEVICE_READ:
+  case KVP_DEVICE_REPLAY:
   case KVP_DEVICE_POINT:
   case KVP_DEVICE_SIGNAL:
     break;

@@ -82,7 +82,7 @@ bool exec_harness_try_take(struct exec_harness *link, struct exec_completion *ou
 
 /* ---- encoding of steps ---- */
 
-enum { step_ops_max = 128, step_arrays_max = 128 };
+enum { step_ops_max = 300, step_arrays_max = 300 };
 
 struct step_encoder {
   struct kvp_wire_step header;

@@ -24,6 +24,7 @@
 
 #include "kernels/cuda/fault.h"
 #include "kernels/cuda/launch.h"
+#include "proto/timeline_wire.h"
 #include "server/executor/clock.h"
 #include "tests/unit/fake_cuda.h"
 
@@ -307,6 +308,11 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
   (void)device;
   const char *read_only = getenv("FAKE_CUDA_READ_ONLY");
+  const char *mps = getenv("FAKE_CUDA_MPS");
+  if (attribute == cudaDevAttrMpsEnabled) {
+    *value = mps != NULL && mps[0] == '1';
+    return cudaSuccess;
+  }
   *value = attribute == cudaDevAttrHostRegisterReadOnlySupported && (read_only == NULL || read_only[0] != '0');
   return cudaSuccess;
 }
@@ -729,7 +735,7 @@ static void counts_put(struct kvp_cuda_counts *found, const struct kvp_op_counts
   found->rows_nonfinite += counts->rows_nonfinite;
   found->groups_saturated += counts->groups_saturated;
   found->rows_zeroed += counts->bytes_read;
-  found->reserved += counts->bytes_written;
+  found->blocks_done += counts->bytes_written;
 }
 
 static void counts_get(const struct kvp_cuda_counts *found, struct kvp_op_counts *out) {
@@ -740,7 +746,7 @@ static void counts_get(const struct kvp_cuda_counts *found, struct kvp_op_counts
                                 .rows_nonfinite = found->rows_nonfinite,
                                 .groups_saturated = found->groups_saturated,
                                 .bytes_read = found->rows_zeroed,
-                                .bytes_written = found->reserved};
+                                .bytes_written = found->blocks_done};
 }
 
 /* A launch of any of the kernels that the host has, too. */
@@ -867,6 +873,86 @@ cudaError_t kvp_cuda_fused_stores_launch(const struct kvp_fused_store_params *co
     code = kvp_cuda_fused_store_launch(params[i - 1], counts[i - 1], stream);
   }
   return code;
+}
+
+/* A launch of a replay: it stops the other streams, too, while it waits. */
+struct fake_replay {
+  struct kvp_cuda_replay replay;
+  struct kvp_fused_store_params ops[kvp_cuda_replay_ops_max];
+  struct kvp_replay_points points[kvp_cuda_replay_ops_max];
+};
+
+static enum kvp_replay_end replay_wait(const struct kvp_cuda_replay *replay, const struct kvp_replay_points *points,
+                                       uint64_t *value) {
+  const struct timespec pause = {.tv_nsec = 20000};
+  for (;; (void)nanosleep(&pause, NULL)) {
+    *value = points->wait == NULL ? points->wait_value : __atomic_load_n(points->wait, __ATOMIC_ACQUIRE);
+    if (*value >= KVP_TIMELINE_POISON) {
+      return KVP_REPLAY_POISONED;
+    }
+    if (*value >= points->wait_value) {
+      return KVP_REPLAY_DONE;
+    }
+    if (__atomic_load_n(replay->abort, __ATOMIC_ACQUIRE) >= replay->abort_value) {
+      return KVP_REPLAY_ABORTED;
+    }
+    if (gpu_clock_ns() >= replay->deadline_ns) {
+      return KVP_REPLAY_DEADLINE;
+    }
+  }
+}
+
+static void fake_replay_one(const struct fake_replay *fake, uint32_t i) {
+  const struct kvp_cuda_replay *replay = &fake->replay;
+  const struct kvp_replay_points *points = &fake->points[i];
+  struct kvp_replay_result *result = (struct kvp_replay_result *)(void *)replay->state;
+  struct kvp_op_counts counts = {0};
+  uint64_t value = 0;
+  if (result->end == KVP_REPLAY_DONE) {
+    const enum kvp_replay_end end = replay_wait(replay, points, &value);
+    *result = (struct kvp_replay_result){.end = end, .op = replay->first_op + i, .value = value};
+  }
+  if (result->end == KVP_REPLAY_DONE && kernel_begin(&replay->counts[i])) {
+    kvp_host_fused_store(&fake->ops[i], 0, fake->ops[i].store.row_count, &counts);
+    counts_put(&replay->counts[i], &counts);
+  }
+  value = result->end == KVP_REPLAY_DONE ? points->signal_value : KVP_TIMELINE_POISON;
+  if (points->signal != NULL && *points->signal < value) {
+    __atomic_store_n(points->signal, value, __ATOMIC_RELEASE);
+  }
+}
+
+static void replay_run(void *arguments) {
+  struct fake_replay *fake = arguments;
+  for (uint32_t i = 0; i < fake->replay.op_count; i++) {
+    fake_replay_one(fake, i);
+  }
+}
+
+cudaError_t kvp_cuda_replay_launch(const struct kvp_cuda_replay *replay, cudaStream_t stream) {
+  static struct fake_replay fake;
+  check(replay->op_count > 0 && replay->op_count <= kvp_cuda_replay_ops_max, "a replay of too many ops");
+  check_device(replay->counts, replay->op_count * sizeof *replay->counts, "counts that are nowhere");
+  check_device(replay->state, sizeof *replay->state, "a replay's state that is nowhere");
+  check(in_ranges(replay->abort, sizeof *replay->abort, RANGE_MAPPED), "an abort word the device can't see");
+  fake.replay = *replay;
+  for (uint32_t i = 0; i < replay->op_count; i++) {
+    fake.ops[i] = replay->ops[i];
+    fake.points[i] = replay->points[i];
+    check_store(&fake.ops[i].store);
+    check_ints(fake.ops[i].positions, fake.ops[i].store.row_count, "positions the device can't see");
+    if (fake.points[i].wait != NULL) {
+      check_device(fake.points[i].wait, sizeof *fake.points[i].wait, "a word that is nowhere");
+    }
+    if (fake.points[i].signal != NULL) {
+      check_device(fake.points[i].signal, sizeof *fake.points[i].signal, "a word that is nowhere");
+    }
+  }
+  return enqueue(stream, replay_run, &fake, sizeof fake);
+}
+
+void kvp_cuda_replay_result(const struct kvp_cuda_counts *found, struct kvp_replay_result *out) {
+  memcpy(out, found, sizeof *out);
 }
 
 static void convert_index_run(const struct kernel *kernel, struct kvp_op_counts *counts) {

@@ -146,7 +146,7 @@ static void refusals_of_names(struct refusal_world *it) {
   check_refusal(it, &encoder, KVP_MALFORMED, "wait", -1, 0, "wait is not empty");
   begin_refusal(&encoder, true)->signal.word = 600;
   check_refusal(it, &encoder, KVP_MALFORMED, "signal", -1, 600, "signal is not empty");
-  begin_refusal(&encoder, true)->signal.reserved = 1;
+  begin_refusal(&encoder, true)->signal.flags = 1;
   check_refusal(it, &encoder, KVP_MALFORMED, "signal", -1, 0, "signal is not empty");
   begin_refusal(&encoder, true)->arrays[1] = 0;
   check_refusal(it, &encoder, KVP_MALFORMED, "arrays", 1, 0, "it has no array 1");
@@ -317,7 +317,8 @@ static void test_malformed_steps(void **state) {
       {offsetof(struct kvp_wire_step, bytes), 10, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, owner), 65536, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, flags), 1, KVP_MALFORMED},
-      {offsetof(struct kvp_wire_step, reserved), 1, KVP_MALFORMED},
+      {offsetof(struct kvp_wire_step, words_buffer_id), 1, KVP_MALFORMED},
+      {offsetof(struct kvp_wire_step, flags), 2, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, base), 1, KVP_MALFORMED},
       {offsetof(struct kvp_wire_step, deadline_ns), 1, KVP_MALFORMED},
       /* the first array's offset: inside the tables, odd, past the end */
