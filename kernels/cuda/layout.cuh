@@ -34,6 +34,10 @@ struct divisor {
     return divisor{value, (uint32_t)((power + value - 1) / value), shift};
   }
   __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return __umulhi(n << 1, multiplier) >> shift; }
+  /* Of any n: a division, which takes as long as a hundred instructions, only of those that are never met. */
+  __device__ __forceinline__ uint64_t quotient_of_any(uint64_t n) const {
+    return n >> 31 == 0 ? quotient((uint32_t)n) : n / value;
+  }
 };
 
 /* One layer: record (block, offset) has its data at base + block * block_stride + offset * data_step, its scales at

@@ -79,7 +79,7 @@ cudaError_t store_prepare(int device) {
 
 /* Stores that are not the plain case have kernels of their own. */
 static bool is_gathered(const kvp_store_params &params) {
-  return params.gather != nullptr || params.slots == nullptr;
+  return params.gather != nullptr || params.slots == nullptr || params.back_is_copy;
 }
 
 static uint32_t warp_rows(const store_entry &entry, const kvp_geometry &geometry) {
