@@ -134,7 +134,8 @@ struct fused_share {
 };
 
 /* For the longest op, as many blocks of all as the device holds; their warps go round equally often. */
-static fused_share share_out(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops, uint32_t resident_blocks) {
+static fused_share share_out(const kvp_geometry &geometry, uint64_t rows_max, uint32_t ops,
+                             uint32_t resident_blocks) {
   uint64_t most = launched_blocks(divide_up(resident_blocks, ops), grid_blocks_max);
   if (kind_of(geometry) == fused_wide) {
     return fused_share{launched_blocks(rows_max, most), 1};

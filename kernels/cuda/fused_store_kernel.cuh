@@ -121,8 +121,8 @@ template <class format> struct fused_values {
 #pragma unroll
     for (int chunk = 0; chunk < strip_chunks; chunk++) {
       const float *first = of + chunk * chunk_elements;
-      words[chunk] = float_chunk{{first[0], first[1], first[2], first[3], first[4], first[5], first[6], first[7]}}
-                         .rounded();
+      words[chunk] =
+          float_chunk{{first[0], first[1], first[2], first[3], first[4], first[5], first[6], first[7]}}.rounded();
     }
   }
 
@@ -298,8 +298,7 @@ __device__ __forceinline__ void rotate_shared(const fused_args &args, const fuse
   if (half > fused_pairs_ahead) {
     const float *row = fused_angles<format>::row_of(args, position);
 #pragma unroll 1
-    for (uint32_t pair = fused_pairs_ahead + lane.strip; wanted && pair < half;
-         pair += fused_angles<format>::lanes) {
+    for (uint32_t pair = fused_pairs_ahead + lane.strip; wanted && pair < half; pair += fused_angles<format>::lanes) {
       pairs.rotate(pair, row[pair], row[half + pair]);
     }
   }

@@ -56,8 +56,7 @@ cudaError_t gather_prepare(int device) {
 static void share_out(gather_args *args, uint32_t row_bytes, bool pieces) {
   args->vectors = row_bytes / 16;
   args->shift = args->vectors > 16 ? 5 : args->vectors > 8 ? 4 : 3;
-  args->pieces =
-      divisor::make(pieces ? (uint32_t)divide_up(args->vectors, (uint64_t)gather_passes << args->shift) : 1);
+  args->pieces = wide_divisor::make(pieces ? divide_up(args->vectors, (uint64_t)gather_passes << args->shift) : 1);
 }
 
 gather_args gather_store_args(const kvp_store_params &params, kvp_cuda_counts *counts) {

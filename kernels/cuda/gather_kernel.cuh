@@ -27,11 +27,11 @@ struct gather_args {
   layer_layout layer; /* store only */
   kvp_owner_check check;
   kvp_cuda_counts *counts;
-  bool copies;           /* store only: the output gets the rows as they are */
+  bool copies; /* store only: the output gets the rows as they are */
   /* Copies only: */
-  uint32_t vectors; /* of 16 bytes, a row */
-  divisor pieces;   /* of a row */
-  uint32_t shift;   /* 2^shift lanes a row */
+  uint32_t vectors;    /* of 16 bytes, a row */
+  wide_divisor pieces; /* of a row */
+  uint32_t shift;      /* 2^shift lanes a row */
 };
 
 constexpr int64_t source_zeros = -1; /* a row of zeros */
@@ -200,7 +200,7 @@ __device__ __forceinline__ void copy_gathered(const gather_args &args, uint64_t 
   const uint32_t row_lane = lane_index() & (lanes - 1);
   const uint32_t row_of_warp = lane_index() >> args.shift;
   const uint32_t rows_of_warp = lanes_per_warp >> args.shift;
-  uint64_t group = args.pieces.quotient_of_any(unit);
+  uint64_t group = args.pieces.quotient(unit);
   uint32_t piece = (uint32_t)(unit - group * args.pieces.value);
   uint64_t first = group * rows_of_warp;
   gathered_row own = {{record_ignore, 0}, source_zeros};
