@@ -55,6 +55,9 @@ struct kvp_store_params {
   uint64_t source_rows;      /* only with gather */
   uint64_t rows_skipped;     /* slots that are -1; only where the array was checked before */
   struct kvp_rows cast_back; /* [row_count, elements] BF16; base NULL: none */
+  /* cast_back is no such thing but a copy of the rows, zeros where their gather entry is wrong; a row's slot doesn't
+   * matter to its copy. Rows with a good entry count as rows_loaded; a row is read once and rejected once. */
+  bool back_is_copy;
   struct kvp_owner_check check;
 };
 

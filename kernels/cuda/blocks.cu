@@ -1,11 +1,12 @@
 /* copy_blocks, zero_blocks: whole blocks of one region, padding included, in every layer. OPS "copy_blocks,
  * zero_blocks".
  *
- * A unit is one entry of the list in one layer; it is cut in pieces of one block of threads each. The list was checked;
- * an entry that is no block all the same is passed over.
+ * A unit is one entry of the list in one layer, blockIdx.y; it is cut in pieces of one block of threads each. The list
+ * was checked; an entry that is no block all the same is passed over.
  */
 #include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/layout.cuh"
 #include "kernels/cuda/prepare.cuh"
 
 namespace kvp {
@@ -17,9 +18,8 @@ constexpr uint64_t vector_bytes = 16;
 struct blocks_args {
   uint8_t *base;
   const int32_t *pairs;
-  uint64_t count;
-  uint64_t units;
-  uint64_t pieces;        /* of a unit */
+  uint64_t work;          /* pieces of a layer */
+  wide_divisor pieces;    /* of a unit */
   uint64_t piece_vectors; /* of a piece */
   uint64_t vectors;       /* of a unit */
   uint64_t layer_stride_bytes;
@@ -40,20 +40,21 @@ __device__ __forceinline__ void copy_vectors(const uint8_t *from, uint8_t *to, u
     uint4 words[blocks_vectors];
 #pragma unroll
     for (int i = 0; i < blocks_vectors; i++) {
-      uint64_t vector = first + i * blocks_threads;
-      words[i] = load_16_bytes(from + (vector < end ? vector : first) * vector_bytes);
+      if (first + i * blocks_threads < end) {
+        words[i] = load_16_bytes(from + (first + i * blocks_threads) * vector_bytes);
+      }
     }
 #pragma unroll
     for (int i = 0; i < blocks_vectors; i++) {
-      uint64_t vector = first + i * blocks_threads;
-      if (vector < end) {
-        store_16_bytes(to + vector * vector_bytes, words[i]);
+      if (first + i * blocks_threads < end) {
+        store_16_bytes(to + (first + i * blocks_threads) * vector_bytes, words[i]);
       }
     }
   }
 }
 
 __device__ __forceinline__ void zero_vectors(uint8_t *to, uint64_t begin, uint64_t end) {
+#pragma unroll 4
   for (uint64_t vector = begin + threadIdx.x; vector < end; vector += blocks_threads) {
     store_16_bytes(to + vector * vector_bytes, make_uint4(0, 0, 0, 0));
   }
@@ -61,21 +62,23 @@ __device__ __forceinline__ void zero_vectors(uint8_t *to, uint64_t begin, uint64
 
 template <bool copies>
 __global__ void __launch_bounds__(blocks_threads) blocks_kernel(const __grid_constant__ blocks_args args) {
-  chain_begin(args.counts);
-  for (uint64_t work = blockIdx.x; work < args.units * args.pieces; work += gridDim.x) {
-    uint64_t unit = work / args.pieces;
-    uint64_t begin = (work - unit * args.pieces) * args.piece_vectors;
+  chain_begin();
+  if (blockIdx.y == 0) {
+    chain_stamp(args.counts);
+  }
+  for (uint64_t work = blockIdx.x; work < args.work; work += gridDim.x) {
+    uint64_t unit = args.pieces.quotient(work);
+    uint64_t begin = (work - unit * args.pieces.value) * args.piece_vectors;
     uint64_t end = begin + args.piece_vectors < args.vectors ? begin + args.piece_vectors : args.vectors;
-    uint64_t layer = unit / args.count;
-    const int32_t *entry = args.pairs + (unit - layer * args.count) * (copies ? 2 : 1);
+    const int32_t *entry = args.pairs + unit * (copies ? 2 : 1);
     if constexpr (copies) {
-      const uint8_t *from = block_at(args, layer, read_once(&entry[0]));
-      uint8_t *to = block_at(args, layer, read_once(&entry[1]));
+      const uint8_t *from = block_at(args, blockIdx.y, read_once(&entry[0]));
+      uint8_t *to = block_at(args, blockIdx.y, read_once(&entry[1]));
       if (from != nullptr && to != nullptr && from != to) {
         copy_vectors(from, to, begin, end);
       }
     } else {
-      uint8_t *to = block_at(args, layer, read_once(entry));
+      uint8_t *to = block_at(args, blockIdx.y, read_once(entry));
       if (to != nullptr) {
         zero_vectors(to, begin, end);
       }
@@ -111,21 +114,18 @@ static cudaError_t blocks_launch(const kvp_blocks_params &params, kvp_cuda_count
   const kvp_geometry &geometry = *params.geometry;
   uint64_t vectors = geometry.block_stride_bytes / vector_bytes;
   uint64_t pieces = divide_up(vectors, blocks_vectors * blocks_threads);
-  uint64_t units = geometry.num_layers * params.count;
   blocks_args args = {params.base,
                       params.pairs,
-                      params.count,
-                      units,
-                      pieces,
+                      params.count * pieces,
+                      wide_divisor::make(pieces),
                       divide_up(vectors, pieces),
                       vectors,
                       geometry.layer_stride_bytes,
                       geometry.block_stride_bytes,
                       geometry.num_blocks,
                       counts};
-  uint64_t blocks = units * pieces;
-  return launch_chained(blocks_kernel<copies>, facts[copies][device], dim3(launched_blocks(blocks, grid_blocks_max)),
-                        blocks_threads, 0, stream, args);
+  dim3 blocks(launched_blocks(args.work, grid_blocks_max), geometry.num_layers);
+  return launch_chained(blocks_kernel<copies>, facts[copies][device], blocks, blocks_threads, 0, stream, args);
 }
 
 } // namespace kvp

@@ -27,10 +27,11 @@ struct gather_args {
   layer_layout layer; /* store only */
   kvp_owner_check check;
   kvp_cuda_counts *counts;
+  bool copies; /* store only: the output gets the rows as they are */
   /* Copies only: */
-  uint32_t vectors; /* of 16 bytes, a row */
-  uint32_t pieces;  /* of a row */
-  uint32_t shift;   /* 2^shift lanes a row */
+  uint32_t vectors;    /* of 16 bytes, a row */
+  wide_divisor pieces; /* of a row */
+  uint32_t shift;      /* 2^shift lanes a row */
 };
 
 constexpr int64_t source_zeros = -1; /* a row of zeros */
@@ -55,24 +56,29 @@ struct gathered_row {
   int64_t source;
 };
 
-/* Counts the row, too. */
-__device__ __forceinline__ gathered_row find_row(const gather_args &args, uint64_t row, uint32_t data_step,
-                                                 row_tally &tally) {
+/* Counts the row, too. copies: its copy doesn't depend on its slot. */
+__device__ __forceinline__ gathered_row find_row(const gather_args &args, bool copies, uint64_t row,
+                                                 uint32_t data_step, row_tally &tally) {
   row_source source = find_source(args, row);
   int32_t slot = args.slots == nullptr ? -1 : read_once(&args.slots[row]);
   record_place place = {record_none, 0};
+  bool wrong = source.wrong;
   if (source.row == source_zeros) {
-    source.wrong = source.wrong || slot != -1;
+    wrong = wrong || slot != -1;
   } else if (slot != -1) {
     place = find_record(args.layer, args.check, slot, data_step);
-    source.wrong = place.data < 0;
+    wrong = place.data < 0;
+  }
+  if (copies && place.data == record_ignore) {
+    place.data = record_none;
   }
   bool back = args.out.base != nullptr && place.data != record_ignore;
+  bool loaded = back && !(copies && source.wrong);
   tally.stored += place.data >= 0;
-  tally.rejected += source.wrong;
-  tally.skipped += place.data == record_none && !source.wrong;
-  tally.back += back;
-  tally.zeroed += back && source.row == source_zeros;
+  tally.rejected += wrong;
+  tally.skipped += place.data == record_none && !wrong;
+  tally.back += loaded;
+  tally.zeroed += loaded && source.row == source_zeros;
   if (!back && place.data < 0) {
     place.data = record_ignore;
   }
@@ -89,7 +95,7 @@ __device__ __forceinline__ void store_gathered(const gather_args &args, uint64_t
   const strip_lane lane = strip_lane::make<format>();
   gathered_row own = {{record_ignore, 0}, source_zeros};
   if (lane_index() < strip_shape<format>::rows && first + lane_index() < args.row_count) {
-    own = find_row<back == back_copied>(args, first + lane_index(), format::data_step, tally);
+    own = find_row(args, back == back_copied, first + lane_index(), format::data_step, tally);
   }
   record_place place = record_from_lane<format>(own.place, lane.row);
   int64_t source = from_lane(own.source, lane.row);
@@ -123,15 +129,21 @@ __device__ __forceinline__ void gather_tally_add(const row_tally &tally, kvp_cud
   counts_add(values, targets);
 }
 
-template <class format, bool cast_back>
-__global__ void __launch_bounds__(gather_threads) gather_store_kernel(const __grid_constant__ gather_args args) {
-  chain_begin(args.counts);
+/* Warps `index` and on of `count`, each some of the rows. */
+template <class format, gather_back back>
+__device__ __forceinline__ void store_all_gathered(const gather_args &args, uint64_t index, uint64_t count) {
+  constexpr int rows = strip_shape<format>::rows;
   row_tally tally = {};
-  for (uint64_t first = warp_index() * format::rows_per_pass; first < args.row_count;
-       first += warp_count() * format::rows_per_pass) {
-    store_gathered<format, cast_back>(args, first, tally);
+  for (uint64_t first = index * rows; first < args.row_count; first += count * rows) {
+    store_gathered<format, back>(args, first, tally);
   }
   gather_tally_add(tally, args.counts);
+}
+
+template <class format, gather_back back>
+__global__ void __launch_bounds__(gather_threads) gather_store_kernel(const __grid_constant__ gather_args args) {
+  chain_begin(args.counts);
+  store_all_gathered<format, back>(args, warp_index(), warp_count());
 }
 
 /* ---- copies: bf16 records, and copy_rows; several short rows lie side by side in a warp ---- */
@@ -188,12 +200,12 @@ __device__ __forceinline__ void copy_gathered(const gather_args &args, uint64_t 
   const uint32_t row_lane = lane_index() & (lanes - 1);
   const uint32_t row_of_warp = lane_index() >> args.shift;
   const uint32_t rows_of_warp = lanes_per_warp >> args.shift;
-  uint64_t group = unit / args.pieces;
-  uint32_t piece = (uint32_t)(unit - group * args.pieces);
+  uint64_t group = args.pieces.quotient(unit);
+  uint32_t piece = (uint32_t)(unit - group * args.pieces.value);
   uint64_t first = group * rows_of_warp;
   gathered_row own = {{record_ignore, 0}, source_zeros};
   if (lane_index() < (int)rows_of_warp && first + lane_index() < args.row_count) {
-    own = records ? find_row(args, first + lane_index(), args.vectors * 16, tally)
+    own = records ? find_row(args, args.copies, first + lane_index(), args.vectors * 16, tally)
                   : find_copied_row(args, first + lane_index(), piece == 0, tally);
   }
   int64_t data = from_lane(own.place.data, (int)row_of_warp);
@@ -214,20 +226,25 @@ __device__ __forceinline__ void copy_gathered(const gather_args &args, uint64_t 
   bool nonfinite = wanted && copy_row_vectors<records>(row, begin + row_lane, end, lanes);
   if constexpr (records) {
     uint32_t of_row = __ballot_sync(full_warp, nonfinite) >> (row_of_warp << args.shift);
-    tally.nonfinite += (of_row & (full_warp >> (lanes_per_warp - lanes))) != 0 && row_lane == 0;
+    bool counts = !args.copies || data >= 0;
+    tally.nonfinite += (of_row & (full_warp >> (lanes_per_warp - lanes))) != 0 && row_lane == 0 && counts;
   }
+}
+
+template <bool records>
+__device__ __forceinline__ void copy_all_gathered(const gather_args &args, uint64_t index, uint64_t count) {
+  row_tally tally = {};
+  uint64_t groups = (args.row_count + (lanes_per_warp >> args.shift) - 1) >> (5 - args.shift);
+  for (uint64_t unit = index; unit < groups * args.pieces.value; unit += count) {
+    copy_gathered<records>(args, unit, tally);
+  }
+  gather_tally_add(tally, args.counts);
 }
 
 template <bool records>
 __global__ void __launch_bounds__(gather_threads) gather_copy_kernel(const __grid_constant__ gather_args args) {
   chain_begin(args.counts);
-  row_tally tally = {};
-  uint64_t units =
-      (args.row_count + (lanes_per_warp >> args.shift) - 1) / (lanes_per_warp >> args.shift) * args.pieces;
-  for (uint64_t unit = warp_index(); unit < units; unit += warp_count()) {
-    copy_gathered<records>(args, unit, tally);
-  }
-  gather_tally_add(tally, args.counts);
+  copy_all_gathered<records>(args, warp_index(), warp_count());
 }
 
 } // namespace kvp

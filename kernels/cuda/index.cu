@@ -1,6 +1,7 @@
 /* The index ops: which kernel is launched, how wide, and how rows are shared out among warps. See index_kernel.cuh. */
 #include <assert.h>
 
+#include "kernels/cuda/index_convert_kernel.cuh"
 #include "kernels/cuda/index_kernel.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prepare.cuh"
@@ -17,6 +18,12 @@ template <class op> struct index_kernels {
 template <class op> kernel_facts index_kernels<op>::few[devices_max];
 template <class op> kernel_facts index_kernels<op>::many[devices_max];
 
+static kernel_facts convert_facts[devices_max]; /* of convert_kernel */
+
+static cudaError_t convert_prepare(int device) {
+  return kernel_facts_find((const void *)convert_kernel, convert_threads, device, &convert_facts[device]);
+}
+
 template <class op> static cudaError_t prepare(int device) {
   cudaError_t error = kernel_facts_find((const void *)index_kernel<op, few_passes>, index_threads, device,
                                         &index_kernels<op>::few[device]);
@@ -28,7 +35,8 @@ template <class op> static cudaError_t prepare(int device) {
 }
 
 cudaError_t index_prepare(int device) {
-  cudaError_t (*const prepares[])(int) = {prepare<convert_op>, prepare<swa_op>, prepare<expand_op>, prepare<cat_op>};
+  cudaError_t (*const prepares[])(int) = {prepare<convert_op>, prepare<swa_op>, prepare<expand_op>, prepare<cat_op>,
+                                          convert_prepare};
   for (cudaError_t (*one)(int) : prepares) {
     cudaError_t error = one(device);
     if (error != cudaSuccess) {
@@ -43,12 +51,40 @@ static cudaError_t launch_index(const op &made_by, index_shape shape, uint64_t g
                                 cudaStream_t stream) {
   constexpr uint64_t block_warps = index_threads / lanes_per_warp;
   uint64_t side_by_side = divide_up(shape.row_count, lanes_per_warp >> shape.shift);
-  shape.pieces = divide_up(groups, passes * (UINT64_C(1) << shape.shift));
-  shape.units = side_by_side * shape.pieces;
+  shape.pieces = wide_divisor::make(divide_up(groups, passes * (UINT64_C(1) << shape.shift)));
+  shape.units = side_by_side * shape.pieces.value;
   uint64_t blocks = divide_up(shape.units, block_warps);
   index_args<op> args = {shape, made_by};
   return launch_chained(index_kernel<op, passes>, facts, dim3(launched_blocks(blocks, grid_blocks_max)),
                         index_threads, 0, stream, args);
+}
+
+/* Of a row: one more where rows begin between two of them. */
+static uint64_t groups_of(const kvp_rows &out, uint64_t columns) {
+  bool whole = ((uintptr_t)out.base | out.stride_bytes) % 16 == 0;
+  return divide_up(columns + (whole ? 0 : index_group - 1), index_group);
+}
+
+/* Lists so long that most of a table is looked at, tables that are not too long to be read for every piece of a list. */
+static bool takes_table(const kvp_convert_index_params &params) {
+  bool few = params.columns < convert_columns / 4 || params.table_columns > 2 * params.columns;
+  return params.table_columns <= convert_table_max && !takes_few(few);
+}
+
+static cudaError_t convert_launch(const kvp_convert_index_params &params, const convert_op &made_by,
+                                  kvp_cuda_counts *counts, cudaStream_t stream) {
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  uint64_t row_count = params.batch * params.queries;
+  uint64_t pieces = divide_up(groups_of(params.out, params.columns) * index_group, convert_columns);
+  index_shape shape = {params.out,         row_count, (int64_t)params.columns, 5, wide_divisor::make(pieces),
+                       row_count * pieces, counts};
+  uint32_t shared_bytes = (uint32_t)(params.table_columns * sizeof(int32_t));
+  return launch_chained(convert_kernel, convert_facts[device], dim3(launched_blocks(shape.units, grid_blocks_max)),
+                        convert_threads, shared_bytes, stream, index_args<convert_op>{shape, made_by});
 }
 
 /* A row takes as many lanes as it has groups, at most a warp; what is longer is cut in pieces. */
@@ -65,13 +101,12 @@ static cudaError_t make_index(const op &made_by, const kvp_rows &out, uint64_t r
   }
   const kernel_facts &few = index_kernels<op>::few[device];
   assert(few.resident_blocks > 0); /* kernels were loaded */
-  bool whole = ((uintptr_t)out.base | out.stride_bytes) % 16 == 0;
-  uint64_t groups = divide_up(columns + (whole ? 0 : index_group - 1), index_group);
+  uint64_t groups = groups_of(out, columns);
   uint32_t shift = 2; /* lanes enough for the words that say what a row is */
   while (shift < 5 && (UINT64_C(1) << shift) < groups) {
     shift++;
   }
-  index_shape shape = {out, row_count, (int64_t)columns, shift, 0, 0, counts};
+  index_shape shape = {out, row_count, (int64_t)columns, shift, {}, 0, counts};
   uint64_t warps = (uint64_t)few.resident_blocks * (index_threads / lanes_per_warp);
   if (takes_few(groups <= lanes_per_warp || divide_up(groups, lanes_per_warp) * row_count <= warps)) {
     return launch_index<op, few_passes>(made_by, shape, groups, few, stream);
@@ -99,11 +134,14 @@ extern "C" cudaError_t kvp_cuda_convert_index_launch(const struct kvp_convert_in
   convert_op made_by = {params->valid,
                         params->topk,
                         params->tables,
-                        params->queries,
+                        wide_divisor::make(params->queries),
                         (int64_t)params->columns,
                         (uint32_t)table_columns,
                         params->num_blocks,
                         divisor::make(params->tokens_per_block)};
+  if (params->batch * params->queries != 0 && takes_table(*params)) {
+    return convert_launch(*params, made_by, counts, stream);
+  }
   return make_index(made_by, params->out, params->batch * params->queries, params->columns, counts, stream);
 }
 

@@ -18,7 +18,8 @@
 namespace kvp {
 
 constexpr int index_threads = 128;
-constexpr int index_group = 4; /* numbers of a lane at a time */
+constexpr int index_blocks = 6; /* of a multiprocessor at least: numbers enough on their way */
+constexpr int index_group = 4;  /* numbers of a lane at a time */
 
 /* The matrix that is made, and how it is shared out. Columns are counted from the first whole 16 bytes: a group of a
  * row that begins between two of them begins before the row. */
@@ -26,9 +27,9 @@ struct index_shape {
   kvp_rows out;
   uint64_t row_count;
   int64_t columns;
-  uint32_t shift;  /* 2^shift lanes a row */
-  uint64_t pieces; /* of a row */
-  uint64_t units;  /* pieces of all rows that lie side by side */
+  uint32_t shift;      /* 2^shift lanes a row */
+  wide_divisor pieces; /* of a row */
+  uint64_t units;      /* pieces of all rows that lie side by side */
   kvp_cuda_counts *counts;
 };
 
@@ -73,8 +74,11 @@ __device__ __forceinline__ void write_group(int32_t *row, int64_t column, int64_
 }
 
 /* What the types below are: `words` numbers at `head` say what a row is, take() looks at them, and group() makes four
- * numbers, of which those outside [0, columns) are not used. take() yields 1 for a row that is wrong; group() adds
- * entries that are. many_passes: groups of a lane at a time where there is work for every multiprocessor. */
+ * numbers, of which those outside [0, columns) are not used, from what fetch() and then look() have read for them: a lane
+ * asks for all of its groups before it looks at any. take() yields 1 for a row that is wrong; group() adds entries that
+ * are. many_passes: groups of a lane at a time where there is work for every multiprocessor. */
+
+struct nothing {};
 
 struct convert_op {
   static constexpr int many_passes = 2;
@@ -82,7 +86,7 @@ struct convert_op {
   const int32_t *head; /* how many entries of a list are valid */
   kvp_rows topk;
   kvp_rows tables;
-  uint64_t queries;
+  wide_divisor queries;
   int64_t columns;
   uint32_t table_columns;
   uint32_t num_blocks;
@@ -96,35 +100,60 @@ struct convert_op {
 
   __device__ __forceinline__ uint32_t take(uint64_t index, const int32_t (&word)[words], row &out) const {
     int64_t valid = word[0] < 0 ? 0 : word[0];
-    out = row{row_at(topk, index), row_at(tables, index / queries), valid < columns ? valid : columns};
+    out = row{row_at(topk, index), row_at(tables, queries.quotient(index)), valid < columns ? valid : columns};
     return 0;
   }
 
-  __device__ __forceinline__ int_group group(const row &row, int64_t column, uint32_t &wrong) const {
+  using fetched = int_group;
+  using looked = int_group;
+
+  /* -1 behind the valid ones. */
+  __device__ __forceinline__ int_group fetch(const row &row, int64_t column) const {
     int_group x = {};
     if (column < row.valid) {
       x = read_group(row.entries, column, row.valid);
     }
-    uint32_t table_column[index_group];
-    int32_t block[index_group];
 #pragma unroll
     for (int i = 0; i < index_group; i++) {
-      bool valid = column + i >= 0 && column + i < row.valid;
-      x.value[i] = valid ? x.value[i] : -1;
-      table_column[i] = tokens_per_block.quotient((uint32_t)x.value[i]);
-      block[i] = -1;
-      if (x.value[i] >= 0 && table_column[i] < table_columns) {
-        block[i] = read_once_cached(&row.table[table_column[i]]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < index_group; i++) {
-      bool found = (uint32_t)block[i] < num_blocks;
-      uint32_t offset = (uint32_t)x.value[i] - table_column[i] * tokens_per_block.value;
-      wrong += !found && x.value[i] != -1;
-      x.value[i] = found ? (int32_t)((uint32_t)block[i] * tokens_per_block.value + offset) : -1;
+      x.value[i] = column + i >= 0 && column + i < row.valid ? x.value[i] : -1;
     }
     return x;
+  }
+
+  /* -1 where there is no block. */
+  template <class table_type>
+  __device__ __forceinline__ int_group look_in(table_type table, const int_group &x) const {
+    int_group block;
+#pragma unroll
+    for (int i = 0; i < index_group; i++) {
+      uint32_t table_column = tokens_per_block.quotient((uint32_t)x.value[i]);
+      block.value[i] = -1;
+      if (x.value[i] >= 0 && table_column < table_columns) {
+        block.value[i] = table.at(table_column);
+      }
+    }
+    return block;
+  }
+  struct global_table {
+    const int32_t *blocks;
+    __device__ __forceinline__ int32_t at(uint32_t column) const { return read_once_cached(&blocks[column]); }
+  };
+  __device__ __forceinline__ int_group look(const row &row, const int_group &x) const {
+    return look_in(global_table{row.table}, x);
+  }
+
+  __device__ __forceinline__ int_group group(const row &, int64_t, const int_group &x, const int_group &block,
+                                             uint32_t &wrong) const {
+    int_group made;
+#pragma unroll
+    for (int i = 0; i < index_group; i++) {
+      bool found = (uint32_t)block.value[i] < num_blocks;
+      uint32_t before = tokens_per_block.quotient((uint32_t)x.value[i]) * tokens_per_block.value;
+      uint32_t slot = (uint32_t)block.value[i] * tokens_per_block.value + ((uint32_t)x.value[i] - before);
+      wrong += !found && x.value[i] != -1;
+      made.value[i] = found ? (int32_t)slot : -1;
+    }
+    return made;
   }
 };
 
@@ -155,7 +184,12 @@ struct swa_op {
     return wrong;
   }
 
-  __device__ __forceinline__ int_group group(const row &row, int64_t column, uint32_t &) const {
+  using fetched = nothing;
+  using looked = nothing;
+  __device__ __forceinline__ nothing fetch(const row &, int64_t) const { return {}; }
+  __device__ __forceinline__ nothing look(const row &, const nothing &) const { return {}; }
+  __device__ __forceinline__ int_group group(const row &row, int64_t column, const nothing &, const nothing &,
+                                             uint32_t &) const {
     int_group made;
 #pragma unroll
     for (int i = 0; i < index_group; i++) {
@@ -192,7 +226,12 @@ struct expand_op {
     return wrong;
   }
 
-  __device__ __forceinline__ int_group group(const row &row, int64_t column, uint32_t &) const {
+  using fetched = nothing;
+  using looked = nothing;
+  __device__ __forceinline__ nothing fetch(const row &, int64_t) const { return {}; }
+  __device__ __forceinline__ nothing look(const row &, const nothing &) const { return {}; }
+  __device__ __forceinline__ int_group group(const row &row, int64_t column, const nothing &, const nothing &,
+                                             uint32_t &) const {
     int_group made;
 #pragma unroll
     for (int i = 0; i < index_group; i++) {
@@ -205,7 +244,7 @@ struct expand_op {
 };
 
 struct cat_op {
-  static constexpr int many_passes = 2;
+  static constexpr int many_passes = 4;
   static constexpr int words = 0;
   kvp_rows left;
   kvp_rows right;
@@ -223,23 +262,41 @@ struct cat_op {
     return 0;
   }
 
-  __device__ __forceinline__ int_group group(const row &row, int64_t column, uint32_t &wrong) const {
+  using fetched = int_group;
+  using looked = nothing;
+
+  __device__ __forceinline__ int_group fetch(const row &row, int64_t column) const {
     if (column + index_group <= left_columns) {
       return read_group(row.left, column, left_columns);
     }
-    int_group made = read_group(row.right, column - left_columns, columns - left_columns);
-    int_group from_left = {};
-    if (column < left_columns) {
-      from_left = read_group(row.left, column, left_columns);
+    if (column >= left_columns) {
+      return read_group(row.right, column - left_columns, columns - left_columns);
     }
+    int_group both = {};
 #pragma unroll
     for (int i = 0; i < index_group; i++) {
-      int32_t entry = made.value[i];
+      int64_t at = column + i;
+      if (at >= 0 && at < columns) {
+        both.value[i] = read_once_cached(at < left_columns ? row.left + at : row.right + (at - left_columns));
+      }
+    }
+    return both;
+  }
+  __device__ __forceinline__ nothing look(const row &, const int_group &) const {
+    return {};
+  }
+
+  __device__ __forceinline__ int_group group(const row &, int64_t column, const int_group &from, const nothing &,
+                                             uint32_t &wrong) const {
+    int_group made;
+#pragma unroll
+    for (int i = 0; i < index_group; i++) {
+      int32_t entry = from.value[i];
       uint32_t sum = (uint32_t)entry + base;
       bool right_one = entry >= 0 && (int32_t)sum >= 0;
       bool of_right = column + i >= left_columns && column + i < columns;
       wrong += of_right && !right_one && entry != -1;
-      made.value[i] = !of_right ? from_left.value[i] : right_one ? (int32_t)sum : -1;
+      made.value[i] = !of_right ? entry : right_one ? (int32_t)sum : -1;
     }
     return made;
   }
@@ -270,14 +327,54 @@ template <class op> struct index_args {
   op made_by;
 };
 
+/* Groups of a row at `column`, and every `step` numbers from there. between(): done when all were asked for, before any
+ * is looked at. */
+template <class op, int passes, class look_fn, class between_fn>
+__device__ __forceinline__ void make_groups(const index_args<op> &args, const typename op::row &row, int32_t *to,
+                                            int64_t column, int64_t step, look_fn look, between_fn between,
+                                            uint64_t &wrong) {
+  const int64_t columns = args.shape.columns;
+  typename op::fetched fetched[passes];
+  typename op::looked looked[passes];
+#pragma unroll
+  for (int pass = 0; pass < passes; pass++) {
+    fetched[pass] = {};
+    if (column + pass * step < columns) {
+      fetched[pass] = args.made_by.fetch(row, column + pass * step);
+    }
+  }
+  between();
+#pragma unroll
+  for (int pass = 0; pass < passes; pass++) {
+    looked[pass] = {};
+    if (column + pass * step < columns) {
+      looked[pass] = look(fetched[pass]);
+    }
+  }
+#pragma unroll
+  for (int pass = 0; pass < passes; pass++) {
+    if (column + pass * step < columns) {
+      uint32_t wrong_entries = 0;
+      write_group(to, column + pass * step, columns,
+                  args.made_by.group(row, column + pass * step, fetched[pass], looked[pass], wrong_entries));
+      wrong += wrong_entries;
+    }
+  }
+}
+
+/* Numbers between a row's begin and the first of its first group. */
+__device__ __forceinline__ int64_t before_row(const int32_t *to) {
+  return (int64_t)((uintptr_t)to % 16 / sizeof(int32_t));
+}
+
 template <class op, int passes>
 __device__ __forceinline__ void make_piece(const index_args<op> &args, uint64_t unit, uint64_t &wrong) {
   const index_shape &shape = args.shape;
   const uint32_t lanes = 1u << shape.shift;
   const uint32_t row_lane = lane_index() & (lanes - 1);
-  uint64_t rows = unit / shape.pieces;
-  uint64_t piece = unit - rows * shape.pieces;
-  uint64_t index = rows * (lanes_per_warp >> shape.shift) + (lane_index() >> shape.shift);
+  uint64_t rows = shape.pieces.quotient(unit);
+  uint64_t piece = unit - rows * shape.pieces.value;
+  uint64_t index = (rows << (5 - shape.shift)) + (lane_index() >> shape.shift);
   bool there = index < shape.row_count;
   index = there ? index : 0;
   typename op::row row;
@@ -287,30 +384,27 @@ __device__ __forceinline__ void make_piece(const index_args<op> &args, uint64_t 
   }
   wrong += wrong_row != 0 && piece == 0 && row_lane == 0;
   int32_t *to = (int32_t *)(shape.out.base + index * shape.out.stride_bytes);
-  int64_t before = (int64_t)((uintptr_t)to % 16 / sizeof(int32_t));
-  int64_t column = (int64_t)(piece * passes * lanes + row_lane) * index_group - before;
-#pragma unroll
-  for (int pass = 0; pass < passes; pass++) {
-    if (column < shape.columns) {
-      uint32_t wrong_entries = 0;
-      int_group made = args.made_by.group(row, column, wrong_entries);
-      write_group(to, column, shape.columns, made);
-      wrong += wrong_entries;
-    }
-    column += lanes * index_group;
-  }
+  int64_t column = (int64_t)(piece * passes * lanes + row_lane) * index_group - before_row(to);
+  make_groups<op, passes>(
+      args, row, to, column, lanes * index_group,
+      [&](const typename op::fetched &fetched) { return args.made_by.look(row, fetched); }, [] {}, wrong);
+}
+
+__device__ __forceinline__ void wrong_add(uint64_t wrong, kvp_cuda_counts *to) {
+  const uint64_t values[] = {wrong};
+  uint64_t *const targets[] = {&to->rows_rejected};
+  counts_add(values, targets);
 }
 
 template <class op, int passes>
-__global__ void __launch_bounds__(index_threads) index_kernel(const __grid_constant__ index_args<op> args) {
+__global__ void __launch_bounds__(index_threads, index_blocks)
+    index_kernel(const __grid_constant__ index_args<op> args) {
   chain_begin(args.shape.counts);
   uint64_t wrong = 0;
   for (uint64_t unit = warp_index(); unit < args.shape.units; unit += warp_count()) {
     make_piece<op, passes>(args, unit, wrong);
   }
-  const uint64_t values[] = {wrong};
-  uint64_t *const targets[] = {&args.shape.counts->rows_rejected};
-  counts_add(values, targets);
+  wrong_add(wrong, args.shape.counts);
 }
 
 } // namespace kvp

@@ -36,6 +36,19 @@ struct divisor {
   __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return __umulhi(n << 1, multiplier) >> shift; }
 };
 
+/* The same of any n: a division, which is worth a hundred instructions, only where there is more work than is ever met. */
+struct wide_divisor {
+  uint64_t value;
+  divisor small; /* of n below 2^31, which a larger value doesn't divide once */
+
+  static wide_divisor make(uint64_t value) {
+    return wide_divisor{value, value >> 31 == 0 ? divisor::make((uint32_t)value) : divisor{0, 0, 0}};
+  }
+  __device__ __forceinline__ uint64_t quotient(uint64_t n) const {
+    return n >> 31 == 0 ? small.quotient((uint32_t)n) : n / value;
+  }
+};
+
 /* One layer: record (block, offset) has its data at base + block * block_stride + offset * data_step, its scales at
  * base + block * block_stride + scales_begin + offset * scale_step; the steps are the format's. */
 struct layer_layout {

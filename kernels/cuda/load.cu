@@ -17,8 +17,8 @@ struct load_entry {
   int passes;
   int piece_rows; /* the most, and what pieces are multiples of; 0: as many as the passes hold */
   int rows_at_once;
-  uint32_t shared_bytes;                 /* of a bulk kernel */
-  uint32_t resident_blocks[devices_max]; /* 0: not for this device */
+  uint32_t shared_bytes; /* of a bulk kernel */
+  kernel_facts facts[devices_max];
 };
 
 /* Few rows: a row a warp, so that all of them are on their way at once. Many of a main cache: by bulk copies where the
@@ -87,9 +87,8 @@ cudaError_t load_prepare(int device) {
   for (size_t i = 0; i < sizeof(entries) / sizeof(load_entry); i++) {
     load_entry &entry = all[i];
     if (entry.kernel != nullptr) {
-      cudaError_t error =
-          resident_blocks_find((const void *)entry.kernel, entry.threads, entry.shared_bytes,
-                               entry.shared_bytes != 0 ? bulk_capability : 0, device, &entry.resident_blocks[device]);
+      cudaError_t error = kernel_facts_find((const void *)entry.kernel, entry.threads, device, &entry.facts[device],
+                                            entry.shared_bytes, entry.shared_bytes != 0 ? bulk_capability : 0);
       if (error != cudaSuccess) {
         return error;
       }
@@ -106,7 +105,7 @@ static uint64_t at_least(uint64_t value, uint64_t limit) {
 }
 
 static uint64_t resident_warps(const load_entry &entry, int device) {
-  return (uint64_t)entry.resident_blocks[device] * (entry.threads / lanes_per_warp);
+  return (uint64_t)entry.facts[device].resident_blocks * (entry.threads / lanes_per_warp);
 }
 
 /* Pieces so small that all warps of the device get one, up to the kernel's size. Segments are cut as the longest of
@@ -135,7 +134,7 @@ static const load_entry &choose(const kvp_load_params &params, const load_entry 
   if (takes_few(rows <= resident_warps(sizes[load_few], device))) {
     return sizes[load_few];
   }
-  bool bulk = sizes[load_bulk].resident_blocks[device] != 0 && (uintptr_t)params.layer.base % 16 == 0 &&
+  bool bulk = sizes[load_bulk].facts[device].resident_blocks != 0 && (uintptr_t)params.layer.base % 16 == 0 &&
               pinned.size != KVP_CUDA_SIZE_MANY_NO_BULK;
   return sizes[bulk ? load_bulk : load_many];
 }
@@ -155,15 +154,16 @@ extern "C" cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params
     return error;
   }
   const load_entry(&sizes)[load_sizes] = entries[params->layer.geometry->format->id][checked];
-  assert(sizes[load_few].resident_blocks[device] > 0); /* kernels were loaded */
+  assert(sizes[load_few].facts[device].resident_blocks > 0); /* kernels were loaded */
   const load_entry &entry = choose(*params, sizes, device);
   uint64_t block_warps = entry.threads / lanes_per_warp;
   load_cut cut = cut_segments(*params, entry, resident_warps(entry, device));
-  uint64_t blocks_max = checked ? grid_blocks_max : entry.resident_blocks[device];
+  uint64_t blocks_max = checked ? grid_blocks_max : entry.facts[device].resident_blocks;
   uint32_t blocks = launched_blocks(
       divide_up(at_most(params->segment_count, blocks_max * block_warps) * cut.pieces, block_warps), blocks_max);
   load_args args = load_args::make(*params, counts, cut, blocks * block_warps);
-  return launch(entry.kernel, blocks, entry.threads, stream, args, entry.shared_bytes);
+  return launch_chained(entry.kernel, entry.facts[device], dim3(blocks), entry.threads, entry.shared_bytes, stream,
+                        args);
 }
 
 extern "C" void kvp_cuda_load_counts(const struct kvp_load_params *params, const struct kvp_cuda_counts *found,

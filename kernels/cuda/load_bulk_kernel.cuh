@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(tuning::threads) load_bulk_kernel(const __grid
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t load_bulk_shared[];
   const bulk_room<format, tuning> room(load_bulk_shared);
+  chain_begin();
   load_tally tally = {};
   piece_walk<checked> walk(args, tally);
   segment_rows range;

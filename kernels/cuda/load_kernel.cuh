@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/counts.cuh"
 #include "kernels/cuda/dequantize.cuh"
 #include "kernels/cuda/layout.cuh"
@@ -296,6 +297,7 @@ template <bool checked> __device__ __forceinline__ void load_tally_add(const loa
 
 template <class body, class tuning, bool checked>
 __global__ void __launch_bounds__(tuning::threads) load_kernel(const __grid_constant__ load_args args) {
+  chain_begin();
   load_tally tally = {};
   piece_walk<checked> walk(args, tally);
   segment_rows range;

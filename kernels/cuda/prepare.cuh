@@ -74,14 +74,15 @@ inline cudaError_t launch(void (*kernel)(parameter), uint32_t blocks, uint32_t t
 
 /* What is known of a kernel that may be launched chained. */
 struct kernel_facts {
-  uint32_t resident_blocks;
-  bool chains; /* it was compiled for a GPU that can, and runs on one */
+  uint32_t resident_blocks; /* 0: not for this device */
+  bool chains;              /* it was compiled for a GPU that can, and runs on one */
 };
 
-inline cudaError_t kernel_facts_find(const void *kernel, int threads, int device, kernel_facts *out) {
+inline cudaError_t kernel_facts_find(const void *kernel, int threads, int device, kernel_facts *out,
+                                     uint32_t shared_bytes = 0, int least = 0) {
   cudaFuncAttributes attributes;
   int major;
-  cudaError_t error = resident_blocks_find(kernel, threads, 0, 0, device, &out->resident_blocks);
+  cudaError_t error = resident_blocks_find(kernel, threads, shared_bytes, least, device, &out->resident_blocks);
   if (error == cudaSuccess) {
     error = cudaFuncGetAttributes(&attributes, kernel);
   }

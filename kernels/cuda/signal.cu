@@ -1,6 +1,7 @@
 /* The end of a step, and what a launch costs: two kernels of one block. The launchers' half of it is host code that
  * knows nothing but CUDA.
  */
+#include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prepare.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -15,6 +16,7 @@ constexpr uint32_t count_words = sizeof(kvp_cuda_counts) / sizeof(uint64_t);
 /* Every thread makes its own writes visible to the system before the barrier; the release store behind it covers what
  * kernels launched before have written. */
 __global__ void __launch_bounds__(signal_threads) signal_kernel(const __grid_constant__ kvp_cuda_signal signal) {
+  chain_begin();
   uint64_t *counts = (uint64_t *)signal.counts;
   uint64_t *found = (uint64_t *)signal.found;
   for (uint32_t i = threadIdx.x; i < signal.op_count * count_words; i += signal_threads) {
@@ -31,6 +33,8 @@ __global__ void __launch_bounds__(signal_threads) signal_kernel(const __grid_con
   }
 }
 
+static kernel_facts signal_facts[devices_max];
+
 __global__ void empty_kernel(uint64_t *now_ns) {
   if (now_ns != nullptr) {
     *now_ns = global_timer_ns();
@@ -40,7 +44,13 @@ __global__ void empty_kernel(uint64_t *now_ns) {
 } // namespace kvp
 
 extern "C" cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream) {
-  return kvp::launch(kvp::signal_kernel, 1, kvp::signal_threads, stream, *signal);
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) {
+    return error;
+  }
+  return kvp::launch_chained(kvp::signal_kernel, kvp::signal_facts[device], dim3(1), kvp::signal_threads, 0, stream,
+                             *signal);
 }
 
 extern "C" cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream) {
@@ -60,13 +70,14 @@ extern "C" cudaError_t kvp_cuda_kernels_load(void) {
   if (device >= kvp::devices_max) {
     return cudaErrorInvalidDevice;
   }
-  const void *const kernels[] = {(const void *)kvp::signal_kernel, (const void *)kvp::empty_kernel};
-  for (const void *kernel : kernels) {
-    cudaFuncAttributes attributes;
-    error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error != cudaSuccess) {
-      return error;
-    }
+  cudaFuncAttributes attributes;
+  error = cudaFuncGetAttributes(&attributes, (const void *)kvp::empty_kernel);
+  if (error == cudaSuccess) {
+    error = kvp::kernel_facts_find((const void *)kvp::signal_kernel, kvp::signal_threads, device,
+                                   &kvp::signal_facts[device]);
+  }
+  if (error != cudaSuccess) {
+    return error;
   }
   cudaError_t (*const prepares[])(int) = {kvp::store_prepare,       kvp::load_prepare,  kvp::gather_prepare,
                                           kvp::fused_store_prepare, kvp::index_prepare, kvp::blocks_prepare,

@@ -16,7 +16,7 @@ struct store_entry {
   store_kernel_fn *kernel;
   int threads;
   int rows; /* of a warp at a time; bf16: 16-byte vectors of a lane */
-  uint32_t resident_blocks[devices_max];
+  kernel_facts facts[devices_max];
 };
 
 /* Few rows: a row a warp, so that all of them are on their way at once. */
@@ -67,8 +67,8 @@ cudaError_t store_prepare(int device) {
   store_entry *all = &entries[0][0][0][0];
   for (size_t i = 0; i < sizeof(entries) / sizeof(store_entry); i++) {
     if (all[i].kernel != nullptr) {
-      cudaError_t error = resident_blocks_find((const void *)all[i].kernel, all[i].threads, 0, 0, device,
-                                               &all[i].resident_blocks[device]);
+      cudaError_t error =
+          kernel_facts_find((const void *)all[i].kernel, all[i].threads, device, &all[i].facts[device]);
       if (error != cudaSuccess) {
         return error;
       }
@@ -79,7 +79,7 @@ cudaError_t store_prepare(int device) {
 
 /* Stores that are not the plain case have kernels of their own. */
 static bool is_gathered(const kvp_store_params &params) {
-  return params.gather != nullptr || params.slots == nullptr;
+  return params.gather != nullptr || params.slots == nullptr || params.back_is_copy;
 }
 
 static uint32_t warp_rows(const store_entry &entry, const kvp_geometry &geometry) {
@@ -108,15 +108,16 @@ extern "C" cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *para
   const store_entry *sizes = entries[geometry.format->id][has_cast_back(*params)][checked];
   /* The wide kernel starts to pay when the narrow one would need a second round. */
   const store_entry &narrow = sizes[store_few];
-  assert(narrow.resident_blocks[device] > 0); /* kernels were loaded */
-  uint64_t few_rows =
-      (uint64_t)narrow.resident_blocks[device] * (narrow.threads / lanes_per_warp) * warp_rows(narrow, geometry);
+  assert(narrow.facts[device].resident_blocks > 0); /* kernels were loaded */
+  uint64_t few_rows = (uint64_t)narrow.facts[device].resident_blocks * (narrow.threads / lanes_per_warp) *
+                      warp_rows(narrow, geometry);
   const store_entry &entry = sizes[takes_few(params->row_count <= few_rows) ? store_few : store_many];
   store_args args = store_args::make(*params, counts);
   args.warp_rows = warp_rows(entry, geometry);
   uint64_t blocks = divide_up(params->row_count, (uint64_t)args.warp_rows * (entry.threads / lanes_per_warp));
-  uint64_t blocks_max = checked ? grid_blocks_max : entry.resident_blocks[device];
-  return launch(entry.kernel, launched_blocks(blocks, blocks_max), entry.threads, stream, args);
+  uint64_t blocks_max = checked ? grid_blocks_max : entry.facts[device].resident_blocks;
+  return launch_chained(entry.kernel, entry.facts[device], dim3(launched_blocks(blocks, blocks_max)), entry.threads,
+                        0, stream, args);
 }
 
 extern "C" void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct kvp_cuda_counts *found,

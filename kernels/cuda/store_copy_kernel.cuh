@@ -108,6 +108,7 @@ __device__ __forceinline__ void store_copied_rows(const store_args &args, uint64
 /* args.warp_rows: at most 32. */
 template <class tuning, bool checked, bool cast_back>
 __global__ void __launch_bounds__(tuning::threads) store_copy_kernel(const __grid_constant__ store_args args) {
+  chain_begin();
   store_tally tally = {};
   for (uint64_t first = warp_index() * args.warp_rows; first < args.row_count;
        first += warp_count() * args.warp_rows) {

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/counts.cuh"
 #include "kernels/cuda/dequantize.cuh"
 #include "kernels/cuda/layout.cuh"
@@ -363,6 +364,7 @@ __device__ __forceinline__ void store_tally_add(const store_tally &tally, kvp_cu
 template <class format, class tuning, bool checked, bool cast_back>
 __global__ void __launch_bounds__(tuning::threads) store_kernel(const __grid_constant__ store_args args) {
   constexpr int rows = store_batch<format, tuning>::rows;
+  chain_begin();
   store_tally tally = {};
   for (uint64_t first = warp_index() * rows; first < args.row_count; first += warp_count() * rows) {
     store_rows<format, tuning, checked, cast_back>(args, first, tally);

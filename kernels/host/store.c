@@ -14,7 +14,8 @@
 /* What a row is made of: a row of the source, or nothing. */
 struct row_origin {
   const uint8_t *source; /* NULL: a zero row */
-  bool is_wrong;         /* for what its gather entry, or its slot with that entry, is */
+  bool entry_is_wrong;
+  bool is_wrong; /* for what its gather entry, or its slot with that entry, is */
 };
 
 KVP_INLINE struct row_origin row_origin_of(const struct kvp_store_params *params, uint64_t row,
@@ -26,7 +27,7 @@ KVP_INLINE struct row_origin row_origin_of(const struct kvp_store_params *params
   if (from >= 0 && (uint64_t)from < params->source_rows) {
     return (struct row_origin){.source = kvp_rows_at(&params->source, (uint64_t)from)};
   }
-  return (struct row_origin){.is_wrong = from != -1 || place->use != SLOT_SKIP};
+  return (struct row_origin){.entry_is_wrong = from != -1, .is_wrong = from != -1 || place->use != SLOT_SKIP};
 }
 
 /* A row that is made of nothing: no record, and zeros cast back. */
@@ -40,12 +41,28 @@ KVP_INLINE void zero_row(const struct kvp_store_params *params, uint64_t row, bo
   }
 }
 
+/* The row as it is, whatever becomes of its record. */
+KVP_INLINE void copy_row(const struct kvp_store_params *params, uint64_t row, const struct row_origin *origin,
+                         struct kvp_op_counts *counts) {
+  const uint32_t row_bytes = params->layer.geometry->sizes.row_bytes;
+  uint8_t *out = kvp_rows_at(&params->cast_back, row);
+  if (origin->source == NULL) {
+    memset(out, 0, row_bytes);
+  } else {
+    memcpy(out, origin->source, row_bytes);
+    counts->bytes_read += row_bytes;
+  }
+  counts->rows_loaded += !origin->entry_is_wrong;
+  counts->bytes_written += row_bytes;
+}
+
 /* dequantize NULL: a format that has no cast-back. */
 KVP_INLINE void store_rows(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
                            struct kvp_op_counts *counts, kvp_quantize_fn *quantize, kvp_dequantize_fn *dequantize) {
   const struct kvp_format_sizes *sizes = &params->layer.geometry->sizes;
   struct kvp_layout layout = kvp_layout_make(&params->layer);
-  bool cast_back = dequantize != NULL && params->cast_back.base != NULL;
+  bool copies = dequantize != NULL && params->cast_back.base != NULL && params->back_is_copy;
+  bool cast_back = dequantize != NULL && params->cast_back.base != NULL && !copies;
   struct kvp_op_counts local = {0};
   for (uint64_t row = row_begin; row < row_end; row++) {
     uint8_t aside_data[kvp_main_elements];
@@ -54,6 +71,9 @@ KVP_INLINE void store_rows(const struct kvp_store_params *params, uint64_t row_b
     uint8_t *scales = aside_scales;
     struct slot_place place = place_slot(params, row);
     struct row_origin origin = row_origin_of(params, row, &place);
+    if (copies) {
+      copy_row(params, row, &origin, &local);
+    }
     if (origin.source == NULL) {
       zero_row(params, row, origin.is_wrong, cast_back, &local);
       continue;
@@ -76,7 +96,7 @@ KVP_INLINE void store_rows(const struct kvp_store_params *params, uint64_t row_b
     struct kvp_quantize_result result = quantize((const void *)origin.source, data, scales);
     local.rows_nonfinite += result.nonfinite;
     local.groups_saturated += result.groups_saturated;
-    local.bytes_read += sizes->row_bytes;
+    local.bytes_read += copies ? 0 : sizes->row_bytes;
     if (cast_back) {
       dequantize(data, scales, (void *)kvp_rows_at(&params->cast_back, row));
       local.bytes_written += sizes->row_bytes;
@@ -115,11 +135,15 @@ static void store_bf16(const struct kvp_store_params *params, uint64_t row_begin
                        struct kvp_op_counts *counts) {
   const struct kvp_format_sizes *sizes = &params->layer.geometry->sizes;
   struct kvp_layout layout = kvp_layout_make(&params->layer);
-  bool cast_back = params->cast_back.base != NULL;
+  bool copies = params->cast_back.base != NULL && params->back_is_copy;
+  bool cast_back = params->cast_back.base != NULL && !copies;
   struct kvp_op_counts local = {0};
   for (uint64_t row = row_begin; row < row_end; row++) {
     struct slot_place place = place_slot(params, row);
     struct row_origin origin = row_origin_of(params, row, &place);
+    if (copies) {
+      copy_row(params, row, &origin, &local);
+    }
     if (origin.source == NULL) {
       zero_row(params, row, origin.is_wrong, cast_back, &local);
       continue;
@@ -143,7 +167,7 @@ static void store_bf16(const struct kvp_store_params *params, uint64_t row_begin
       local.bytes_written += sizes->row_bytes;
     }
     local.rows_nonfinite += row_is_nonfinite((const void *)origin.source, sizes->elements);
-    local.bytes_read += sizes->row_bytes;
+    local.bytes_read += copies ? 0 : sizes->row_bytes;
   }
   kvp_op_counts_add(counts, &local);
 }
