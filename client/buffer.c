@@ -43,6 +43,11 @@ kvpool_status kvpool_buffer_create(kvpool_session *session, const char *device, 
 
 static kvpool_status buffer_check_range(const kvpool_buffer *buffer, uint64_t offset_bytes, uint64_t bytes,
                                         kvpool_error *error) {
+  if (buffer->session == NULL) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT,
+                    "buffer %llu is an attachment's: its memory is mapped, see kvpool_buffer_data",
+                    (unsigned long long)buffer->id);
+  }
   if (offset_bytes > buffer->bytes || bytes > buffer->bytes - offset_bytes) {
     return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "offset_bytes", -1, (int64_t)offset_bytes,
                        "%llu bytes at offset %llu are not inside buffer %llu of %llu bytes",
@@ -197,6 +202,9 @@ kvpool_status kvpool_buffer_release(kvpool_buffer *buffer, kvpool_error *error) 
   if (buffer == NULL) {
     return KVPOOL_OK;
   }
+  if (buffer->attached != NULL) {
+    return kvp_attached_buffer_release(buffer, error);
+  }
   kvpool_session *session = buffer->session;
   kvpool_status status = kvp_session_check(session, error);
   if (status == KVPOOL_OK) {
@@ -214,6 +222,11 @@ kvpool_status kvpool_buffer_release(kvpool_buffer *buffer, kvpool_error *error) 
   kvp_session_unref(session);
   free(buffer);
   return status;
+}
+
+void *kvpool_buffer_data(const kvpool_buffer *buffer) {
+  assert(buffer != NULL);
+  return buffer->attached == NULL ? NULL : kvp_attached_buffer_data(buffer);
 }
 
 uint64_t kvpool_buffer_id(const kvpool_buffer *buffer) {

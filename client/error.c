@@ -66,6 +66,21 @@ kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail
   return status;
 }
 
+kvpool_status kvp_fail_wire(kvpool_error *error, const struct kvp_error *from) {
+  bool is_known = from->status > 0 && from->status < kvp_status_count;
+  kvpool_status status = is_known ? (kvpool_status)from->status : KVPOOL_INTERNAL;
+  if (error != NULL) {
+    error_clear(error, status);
+    error->op = from->op;
+    error->position = from->position;
+    error->value = from->value;
+    /* Of another process: it may have no end. */
+    (void)snprintf(error->array, sizeof error->array, "%.*s", (int)sizeof from->array - 1, from->array);
+    (void)snprintf(error->text, sizeof error->text, "%.*s", (int)sizeof from->text - 1, from->text);
+  }
+  return status;
+}
+
 /* The kvpool.v1.ErrorDetail inside a serialized google.rpc.Status; false when there is none. */
 static bool error_from_details(kvpool_error *error, grpc_slice serialized, kvpool_status *status) {
   Kvpool__V1__RpcStatus *rpc_status =

@@ -109,6 +109,10 @@ uint64_t kvpool_server_info_started_unix_ns(const kvpool_server_info *info) {
   return info->message->started_unix_ns;
 }
 
+const char *kvpool_server_info_attach_socket(const kvpool_server_info *info) {
+  return info->message->attach_socket;
+}
+
 size_t kvpool_server_info_device_count(const kvpool_server_info *info) {
   return info->message->n_devices;
 }

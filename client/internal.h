@@ -20,6 +20,7 @@
 #include "client/include/kvpool/kvpool.h"
 #include "kvpool.pb-c.h"
 #include "proto/limits.h"
+#include "proto/status.h"
 
 enum {
   kvp_client_timeout_default_ms = 10000,
@@ -47,6 +48,8 @@ void kvp_error_fill(kvpool_error *error, kvpool_status status, const char *array
 #define kvp_fail_no_memory(error) kvp_fail(error, KVPOOL_NO_MEMORY, "this process is out of memory")
 /* From the protocol's own detail. */
 kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail *detail);
+/* From the daemon's own struct, as rings and the attach socket carry it. */
+kvpool_status kvp_fail_wire(kvpool_error *error, const struct kvp_error *from);
 /* From a call's gRPC status and trailing metadata. target: for the text. Not for an OK status. */
 kvpool_status kvp_fail_grpc(kvpool_error *error, const char *method, const char *target, grpc_status_code code,
                             grpc_slice details, const grpc_metadata_array *trailing);
@@ -307,7 +310,7 @@ void kvp_session_saw_epoch(kvpool_session *session, uint64_t epoch);
 Kvpool__V1__SessionRef kvp_session_reference(kvpool_session *session);
 
 struct kvpool_pool {
-  kvpool_client *client;
+  kvpool_client *client; /* NULL: of an attachment */
   Kvpool__V1__Pool *message;
   kvpool_region_info *regions; /* [message->n_regions] */
 };
@@ -318,19 +321,35 @@ kvpool_status kvp_pool_explain(const kvpool_pool *pool, kvpool_status status, kv
 /* KVPOOL_UNKNOWN_REGION and _LAYER before anything is sent. */
 kvpool_status kvp_layer_check(const kvpool_layer *layer, kvpool_error *error);
 Kvpool__V1__RegionRef kvp_layer_reference(const kvpool_layer *layer);
+/* Of a row of the layer's region, which has been checked. */
+uint32_t kvp_layer_elements(const kvpool_layer *layer);
+
+/* What an attachment has of a buffer: attach_buffer.c. */
+struct kvp_attached_buffer;
 
 struct kvpool_buffer {
-  kvpool_session *session;
+  kvpool_session *session; /* NULL: of an attachment */
   uint64_t id;
   uint64_t bytes;
+  struct kvp_attached_buffer *attached; /* NULL: of a session */
 };
 
+/* kvpool_buffer_release and kvpool_buffer_data of an attachment's. */
+kvpool_status kvp_attached_buffer_release(kvpool_buffer *buffer, kvpool_error *error);
+void *kvp_attached_buffer_data(const kvpool_buffer *buffer);
+
 struct kvpool_step {
-  kvpool_session *session;
+  kvpool_session *session;       /* NULL: of an attachment */
+  kvpool_attachment *attachment; /* NULL: of a session */
+  size_t array_bytes_max;        /* of an inline array */
   char placement[kvp_name_bytes_max];
-  struct kvp_bytes body; /* arrays and ops as they go on the wire */
+  struct kvp_bytes body; /* arrays and ops as they go on the wire of gRPC */
   uint32_t array_count;
   uint32_t op_count;
+  uint32_t point_count;         /* waits and signals: for rings alone */
+  struct kvp_bytes wire_ops;    /* struct kvp_wire_op[op_count]: the same ops as a ring takes them */
+  struct kvp_bytes wire_arrays; /* struct kvp_wire_array[array_count]; of an inline one, where it stands in body */
+  uint64_t inline_bytes;        /* what inline arrays take in a ring's step */
 };
 
 /* A StepRequest: the head that changes with every submit, and the step's body. with_session: name the session. */

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/attach.h"
 #include "client/internal.h"
+#include "proto/format.h"
 
 struct kvpool_pool_list {
   size_t count;
@@ -47,7 +49,9 @@ static kvpool_status pool_init(kvpool_pool *pool, kvpool_client *client, Kvpool_
   for (size_t i = 0; i < message->n_regions; i++) {
     region_from(message->regions[i], &regions[i]);
   }
-  kvp_client_ref(client);
+  if (client != NULL) {
+    kvp_client_ref(client);
+  }
   *pool = (kvpool_pool){.client = client, .message = message, .regions = regions};
   return KVPOOL_OK;
 }
@@ -55,7 +59,23 @@ static kvpool_status pool_init(kvpool_pool *pool, kvpool_client *client, Kvpool_
 static void pool_deinit(kvpool_pool *pool) {
   kvpool__v1__pool__free_unpacked(pool->message, NULL);
   free(pool->regions);
-  kvp_client_unref(pool->client);
+  if (pool->client != NULL) {
+    kvp_client_unref(pool->client);
+  }
+}
+
+kvpool_status kvp_pool_new_detached(Kvpool__V1__Pool *message, kvpool_pool **out, kvpool_error *error) {
+  kvpool_pool *pool = calloc(1, sizeof *pool);
+  if (pool == NULL) {
+    return kvp_fail_no_memory(error);
+  }
+  kvpool_status status = pool_init(pool, NULL, message, KVP_METHOD_DESCRIBE_POOL, error);
+  if (status != KVPOOL_OK) {
+    free(pool);
+    return status;
+  }
+  *out = pool;
+  return KVPOOL_OK;
 }
 
 /* A call that answers with a Pool. */
@@ -283,6 +303,14 @@ kvpool_status kvp_layer_check(const kvpool_layer *layer, kvpool_error *error) {
                        kvpool_pool_name(pool), region->num_layers);
   }
   return KVPOOL_OK;
+}
+
+uint32_t kvp_layer_elements(const kvpool_layer *layer) {
+  const kvpool_region_info *region = &layer->pool->regions[layer->region];
+  const struct kvp_format *format = kvp_format_find(region->format);
+  struct kvp_format_sizes sizes;
+  /* A format of a newer daemon has no row that this library knows: the executor says what it thinks of the op. */
+  return format != NULL && kvp_format_sizes_init(format, region->width, &sizes, NULL) == KVP_OK ? sizes.elements : 0;
 }
 
 Kvpool__V1__RegionRef kvp_layer_reference(const kvpool_layer *layer) {

@@ -241,7 +241,7 @@ static kvpool_status queue_check_room(const kvpool_queue *queue, kvpool_error *e
 
 kvpool_status kvpool_queue_submit(kvpool_queue *queue, const kvpool_step *step, uint64_t *step_id,
                                   kvpool_error *error) {
-  assert(queue != NULL && step != NULL && step->session == queue->session);
+  assert(queue != NULL && step != NULL && (step->session == queue->session || step->session == NULL));
   grpc_byte_buffer *message;
   struct kvp_call *call = NULL;
   kvpool_status status = kvp_session_check(queue->session, error);

@@ -12,9 +12,15 @@
 
 #include "client/internal.h"
 
+struct listed_session {
+  kvpool_session_info info;
+  size_t first_attachment;
+};
+
 struct kvpool_session_list {
   size_t count;
-  kvpool_session_info items[]; /* [count] */
+  kvpool_attached_info *attachments; /* of all sessions, one after the other */
+  struct listed_session items[];     /* [count] */
 };
 
 void kvp_session_ref(kvpool_session *session) {
@@ -350,9 +356,50 @@ static void session_info_from(const Kvpool__V1__SessionInfo *from, kvpool_sessio
       .steps_in_flight = from->steps_in_flight,
       .steps_done = from->steps_done,
       .steps_refused = from->steps_refused,
+      .attachment_count = from->n_attachments,
   };
   (void)snprintf(out->name, sizeof out->name, "%s", from->name);
   (void)snprintf(out->namespace_name, sizeof out->namespace_name, "%s", from->namespace_);
+}
+
+static void attached_info_from(const Kvpool__V1__AttachmentInfo *from, kvpool_attached_info *out) {
+  *out = (kvpool_attached_info){
+      .attachment_id = from->attachment_id,
+      .peer_pid = from->peer_pid,
+      .peer_uid = from->peer_uid,
+      .attached_unix_ns = from->attached_unix_ns,
+      .state = (kvpool_attached_state)from->state,
+      .steps_taken = from->steps_taken,
+      .buffers = from->buffers,
+  };
+  (void)snprintf(out->device, sizeof out->device, "%s", from->device);
+}
+
+/* NULL: no memory. */
+static kvpool_session_list *session_list_from(const Kvpool__V1__ListSessionsResponse *response) {
+  size_t attachment_count = 0;
+  for (size_t i = 0; i < response->n_sessions; i++) {
+    attachment_count += response->sessions[i]->n_attachments;
+  }
+  kvpool_session_list *list = calloc(1, sizeof *list + response->n_sessions * sizeof list->items[0]);
+  kvpool_attached_info *attachments = calloc(attachment_count + 1, sizeof *attachments);
+  if (list == NULL || attachments == NULL) {
+    free(attachments);
+    free(list);
+    return NULL;
+  }
+  list->count = response->n_sessions;
+  list->attachments = attachments;
+  size_t next = 0;
+  for (size_t i = 0; i < list->count; i++) {
+    const Kvpool__V1__SessionInfo *session = response->sessions[i];
+    session_info_from(session, &list->items[i].info);
+    list->items[i].first_attachment = next;
+    for (size_t j = 0; j < session->n_attachments; j++) {
+      attached_info_from(session->attachments[j], &attachments[next++]);
+    }
+  }
+  return list;
 }
 
 kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list **out, kvpool_error *error) {
@@ -364,13 +411,8 @@ kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list
   if (status != KVPOOL_OK) {
     return status;
   }
-  const Kvpool__V1__ListSessionsResponse *response = (const Kvpool__V1__ListSessionsResponse *)message;
-  kvpool_session_list *list = calloc(1, sizeof *list + response->n_sessions * sizeof list->items[0]);
+  kvpool_session_list *list = session_list_from((const Kvpool__V1__ListSessionsResponse *)message);
   if (list != NULL) {
-    list->count = response->n_sessions;
-    for (size_t i = 0; i < list->count; i++) {
-      session_info_from(response->sessions[i], &list->items[i]);
-    }
     *out = list;
   } else {
     status = kvp_fail_no_memory(error);
@@ -380,7 +422,10 @@ kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list
 }
 
 void kvpool_session_list_destroy(kvpool_session_list *list) {
-  free(list);
+  if (list != NULL) {
+    free(list->attachments);
+    free(list);
+  }
 }
 
 size_t kvpool_session_list_count(const kvpool_session_list *list) {
@@ -389,5 +434,11 @@ size_t kvpool_session_list_count(const kvpool_session_list *list) {
 
 const kvpool_session_info *kvpool_session_list_item(const kvpool_session_list *list, size_t index) {
   assert(index < list->count);
-  return &list->items[index];
+  return &list->items[index].info;
+}
+
+const kvpool_attached_info *kvpool_session_list_attachment(const kvpool_session_list *list, size_t index,
+                                                           size_t attachment) {
+  assert(index < list->count && attachment < list->items[index].info.attachment_count);
+  return &list->attachments[list->items[index].first_attachment + attachment];
 }

@@ -1,13 +1,14 @@
 /* Steps: an ordered list of ops, kept as the bytes that go on the wire.
  *
- * Arrays and ops are encoded when they are added; a submit only puts a head in front (session, number, epoch), so
- * that sending a step costs one copy of it. A step belongs to one thread at a time.
+ * Arrays and ops are encoded when they are added, for both doors; a submit only puts a head in front (session, number,
+ * epoch), so that sending a step costs one copy of it. A step belongs to one thread at a time.
  */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/attach.h"
 #include "client/internal.h"
 
 /* Numbers of kvpool.proto. */
@@ -21,6 +22,20 @@ kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool
   }
   kvp_session_ref(session);
   step->session = session;
+  step->array_bytes_max = session->client->message_bytes_max;
+  *out = step;
+  return KVPOOL_OK;
+}
+
+kvpool_status kvpool_attachment_step_new(kvpool_attachment *attachment, kvpool_step **out, kvpool_error *error) {
+  assert(attachment != NULL && out != NULL);
+  kvpool_step *step = calloc(1, sizeof *step);
+  if (step == NULL) {
+    return kvp_fail_no_memory(error);
+  }
+  kvp_attachment_ref(attachment);
+  step->attachment = attachment;
+  step->array_bytes_max = kvp_attachment_step_bytes_max;
   *out = step;
   return KVPOOL_OK;
 }
@@ -28,7 +43,14 @@ kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool
 void kvpool_step_destroy(kvpool_step *step) {
   if (step != NULL) {
     kvp_bytes_deinit(&step->body);
-    kvp_session_unref(step->session);
+    kvp_bytes_deinit(&step->wire_ops);
+    kvp_bytes_deinit(&step->wire_arrays);
+    if (step->session != NULL) {
+      kvp_session_unref(step->session);
+    }
+    if (step->attachment != NULL) {
+      kvp_attachment_unref(step->attachment);
+    }
     free(step);
   }
 }
@@ -36,8 +58,12 @@ void kvpool_step_destroy(kvpool_step *step) {
 void kvpool_step_clear(kvpool_step *step) {
   assert(step != NULL);
   step->body.size = 0;
+  step->wire_ops.size = 0;
+  step->wire_arrays.size = 0;
+  step->inline_bytes = 0;
   step->array_count = 0;
   step->op_count = 0;
+  step->point_count = 0;
   step->placement[0] = '\0';
 }
 
@@ -61,13 +87,14 @@ static kvpool_status step_check_array_room(const kvpool_step *step, kvpool_error
 }
 
 /* An inline array is Array{inline}: a field that holds a field. */
-static bool body_append_inline(struct kvp_bytes *body, const void *data, size_t bytes) {
+static bool step_append_inline(kvpool_step *step, const void *data, size_t bytes) {
+  struct kvp_bytes *body = &step->body;
   size_t length_bytes = 1;
   for (size_t rest = bytes >> 7; rest > 0; rest >>= 7) {
     length_bytes++;
   }
   if (!kvp_bytes_open_field(body, step_field_arrays, 1 + length_bytes + bytes) ||
-      !kvp_bytes_open_field(body, array_field_inline, bytes)) {
+      !kvp_bytes_open_field(body, array_field_inline, bytes) || !kvp_step_wire_add_inline(step, body->size, bytes)) {
     return false;
   }
   if (bytes > 0) {
@@ -84,14 +111,14 @@ kvpool_status kvpool_step_add_array(kvpool_step *step, const int32_t *values, si
   if (status != KVPOOL_OK) {
     return status;
   }
-  size_t bytes_max = step->session->client->message_bytes_max;
+  const size_t bytes_max = step->array_bytes_max;
   if (count > bytes_max / kvp_int32_bytes) {
     return kvp_fail_at(error, KVPOOL_TOO_LARGE, "values", -1, (int64_t)count,
                        "an array of %zu elements is larger than a step may be (%zu bytes); use a buffer array", count,
                        bytes_max);
   }
   size_t size_before = step->body.size;
-  if (!body_append_inline(&step->body, values, count * kvp_int32_bytes)) {
+  if (!step_append_inline(step, values, count * kvp_int32_bytes)) {
     step->body.size = size_before;
     return kvp_fail_no_memory(error);
   }
@@ -113,15 +140,84 @@ kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const kvpool_buffe
   Kvpool__V1__Array message = KVPOOL__V1__ARRAY__INIT;
   message.source_case = KVPOOL__V1__ARRAY__SOURCE_BUFFER;
   message.buffer = &source;
-  if (!kvp_bytes_append_message(&step->body, step_field_arrays, &message.base)) {
+  const size_t size_before = step->body.size;
+  if (!kvp_bytes_append_message(&step->body, step_field_arrays, &message.base) ||
+      !kvp_step_wire_add_buffer(step, buffer->id, offset_bytes, count)) {
+    step->body.size = size_before;
     return kvp_fail_no_memory(error);
   }
   *array = step->array_count++;
   return KVPOOL_OK;
 }
 
+static kvpool_status step_check_point(const kvpool_step *step, uint64_t value, kvpool_error *error) {
+  if (step->op_count == 0) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "the step has no op that could wait or signal");
+  }
+  if (value >= KVP_TIMELINE_POISON) {
+    return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "value", -1, (int64_t)value,
+                       "value %llu is not below 2^62, as a timeline's values are", (unsigned long long)value);
+  }
+  return KVPOOL_OK;
+}
+
+static struct kvp_wire_op *step_last_op(kvpool_step *step) {
+  return (struct kvp_wire_op *)(void *)step->wire_ops.data + (step->op_count - 1);
+}
+
+kvpool_status kvpool_step_set_wait(kvpool_step *step, uint32_t word, uint64_t value, kvpool_error *error) {
+  assert(step != NULL);
+  kvpool_status status = step_check_point(step, value, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  if (word >= kvp_timeline_words) {
+    return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "word", -1, word, "word %u, an attachment has %d", word,
+                       kvp_timeline_words);
+  }
+  struct kvp_wire_op *op = step_last_op(step);
+  op->flags |= KVP_OP_WAITS;
+  op->wait = (struct kvp_wire_point){.word = word, .value = value};
+  step->point_count++;
+  return KVPOOL_OK;
+}
+
+kvpool_status kvpool_step_set_signal(kvpool_step *step, uint32_t word, uint64_t value, kvpool_error *error) {
+  assert(step != NULL);
+  kvpool_status status = step_check_point(step, value, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  if (word < kvp_client_words || word >= kvp_timeline_words) {
+    return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "word", -1, word,
+                       "word %u is not one of the executor's, which are %d to %d", word, kvp_client_words,
+                       kvp_timeline_words - 1);
+  }
+  struct kvp_wire_op *op = step_last_op(step);
+  op->flags |= KVP_OP_SIGNALS;
+  op->signal = (struct kvp_wire_point){.word = word, .value = value};
+  step->point_count++;
+  return KVPOOL_OK;
+}
+
+/* Whether a session's calls take it. */
+static kvpool_status step_check_door(const kvpool_step *step, kvpool_error *error) {
+  if (step->session == NULL) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "a step of an attachment is posted: kvpool_attachment_post");
+  }
+  if (step->point_count > 0) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT,
+                    "the step waits for timelines or signals them: only kvpool_attachment_post takes it");
+  }
+  return KVPOOL_OK;
+}
+
 kvpool_status kvp_step_pack(const kvpool_step *step, uint64_t step_id, bool with_session, grpc_byte_buffer **out,
                             kvpool_error *error) {
+  kvpool_status status = step_check_door(step, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
   Kvpool__V1__SessionRef reference = kvp_session_reference(step->session);
   Kvpool__V1__StepRequest head = KVPOOL__V1__STEP_REQUEST__INIT;
   head.session = with_session ? &reference : NULL;
@@ -163,7 +259,10 @@ kvpool_status kvpool_step_run(kvpool_step *step, kvpool_op_report *reports, size
                               kvpool_error *error) {
   assert(step != NULL);
   grpc_byte_buffer *request;
-  kvpool_status status = kvp_session_check(step->session, error);
+  kvpool_status status = step_check_door(step, error);
+  if (status == KVPOOL_OK) {
+    status = kvp_session_check(step->session, error);
+  }
   if (status == KVPOOL_OK) {
     status = kvp_step_pack(step, 0, true, &request, error);
   }

@@ -5,6 +5,7 @@
  * op's number; everything else the daemon checks. */
 #include <assert.h>
 
+#include "client/attach.h"
 #include "client/internal.h"
 
 enum { step_field_ops = 6 }; /* of kvpool.proto */
@@ -19,6 +20,7 @@ struct op_draft {
   uint32_t region_count;
   Kvpool__V1__View views[5];
   uint32_t view_count;
+  uint32_t elements; /* fused_store: of a row of the region */
 };
 
 static void draft_fail(struct op_draft *draft) {
@@ -98,10 +100,17 @@ static kvpool_status draft_append(struct op_draft *draft) {
   if (draft->status != KVPOOL_OK) {
     return draft->status;
   }
-  if (!kvp_bytes_append_message(&draft->step->body, step_field_ops, &draft->op.base)) {
+  kvpool_step *step = draft->step;
+  const size_t size_before = step->body.size;
+  if (!kvp_bytes_append_message(&step->body, step_field_ops, &draft->op.base)) {
     return kvp_fail_no_memory(draft->error);
   }
-  draft->step->op_count++;
+  kvpool_status status = kvp_step_wire_add_op(step, &draft->op, draft->elements, draft->error);
+  if (status != KVPOOL_OK) {
+    step->body.size = size_before;
+    return status;
+  }
+  step->op_count++;
   return KVPOOL_OK;
 }
 
@@ -224,6 +233,7 @@ kvpool_status kvpool_step_add_fused_store(kvpool_step *step, const kvpool_fused_
   struct op_draft draft = draft_begin(step, KVPOOL__V1__OP__OP_FUSED_STORE, error);
   Kvpool__V1__FusedStoreOp message = KVPOOL__V1__FUSED_STORE_OP__INIT;
   message.region = draft_layer(&draft, &fused->layer);
+  draft.elements = draft.status == KVPOOL_OK ? kvp_layer_elements(&fused->layer) : 0;
   message.source = draft_view(&draft, &fused->source);
   message.norm_weight = draft_view(&draft, &fused->norm_weight);
   message.eps = fused->eps;

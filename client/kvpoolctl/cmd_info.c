@@ -72,6 +72,7 @@ static void info_json(const struct kvp_ctl *ctl, const kvpool_server_info *info)
   kvp_ctl_json_integer(document, "protocol_version", kvpool_server_info_protocol_version(info));
   kvp_ctl_json_integer(document, "pid", (int64_t)kvpool_server_info_pid(info));
   kvp_ctl_json_integer(document, "started_unix_ns", (int64_t)kvpool_server_info_started_unix_ns(info));
+  kvp_ctl_json_string(document, "attach_socket", kvpool_server_info_attach_socket(info));
   json_t *devices = json_array();
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     kvp_ctl_json_append(devices, device_json(kvpool_server_info_device(info, i)));

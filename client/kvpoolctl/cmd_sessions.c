@@ -1,11 +1,30 @@
-/* sessions: who is connected and what they hold. */
+/* sessions: who is connected, what they hold, and the workers that are attached to them. */
 #include "client/kvpoolctl/command.h"
 #include "client/kvpoolctl/hint.h"
 #include "client/kvpoolctl/json.h"
 #include "client/kvpoolctl/table.h"
 #include "client/kvpoolctl/text.h"
 
-static json_t *session_json(const kvpool_session_info *session) {
+static const char *attached_state_name(kvpool_attached_state state) {
+  static const char *const names[] = {"starting", "serving", "lost"};
+  return (unsigned)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
+}
+
+static json_t *attached_json(const kvpool_attached_info *attached) {
+  json_t *object = json_object();
+  kvp_ctl_json_integer(object, "attachment_id", (int64_t)attached->attachment_id);
+  kvp_ctl_json_string(object, "device", attached->device);
+  kvp_ctl_json_integer(object, "peer_pid", attached->peer_pid);
+  kvp_ctl_json_integer(object, "peer_uid", attached->peer_uid);
+  kvp_ctl_json_integer(object, "attached_unix_ns", (int64_t)attached->attached_unix_ns);
+  kvp_ctl_json_string(object, "state", attached_state_name(attached->state));
+  kvp_ctl_json_integer(object, "steps_taken", (int64_t)attached->steps_taken);
+  kvp_ctl_json_integer(object, "buffers", attached->buffers);
+  return object;
+}
+
+static json_t *session_json(const kvpool_session_list *list, size_t index) {
+  const kvpool_session_info *session = kvpool_session_list_item(list, index);
   json_t *object = json_object();
   kvp_ctl_json_integer(object, "session_id", (int64_t)session->session_id);
   kvp_ctl_json_string(object, "name", session->name);
@@ -20,6 +39,11 @@ static json_t *session_json(const kvpool_session_info *session) {
   kvp_ctl_json_integer(object, "steps_in_flight", session->steps_in_flight);
   kvp_ctl_json_integer(object, "steps_done", (int64_t)session->steps_done);
   kvp_ctl_json_integer(object, "steps_refused", (int64_t)session->steps_refused);
+  json_t *attachments = json_array();
+  for (size_t i = 0; i < session->attachment_count; i++) {
+    kvp_ctl_json_append(attachments, attached_json(kvpool_session_list_attachment(list, index, i)));
+  }
+  kvp_ctl_json_set(object, "attachments", attachments);
   return object;
 }
 
@@ -38,6 +62,40 @@ static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->steps_in_flight);
   kvp_ctl_table_cell(table, session->steps_refused > 0 ? KVP_CTL_WARN : KVP_CTL_PLAIN, "%s",
                      kvp_ctl_count(session->steps_refused).text);
+}
+
+/* The second table, when there is anything to say. */
+static void attachments_print(const struct kvp_ctl *ctl, const kvpool_session_list *list) {
+  static const char *const columns[] = {">WORKER", ">SESSION", ">PID",     "?>UID", "DEVICE",
+                                        "STATE",   ">AGE",     ">BUFFERS", ">STEPS"};
+  size_t count = 0;
+  for (size_t i = 0; i < kvpool_session_list_count(list); i++) {
+    count += kvpool_session_list_item(list, i)->attachment_count;
+  }
+  if (count == 0) {
+    return;
+  }
+  kvp_ctl_print("\n");
+  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
+  for (size_t i = 0; i < kvpool_session_list_count(list); i++) {
+    const kvpool_session_info *session = kvpool_session_list_item(list, i);
+    for (size_t j = 0; j < session->attachment_count; j++) {
+      const kvpool_attached_info *attached = kvpool_session_list_attachment(list, i, j);
+      kvp_ctl_table_row(table);
+      kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%llu", (unsigned long long)attached->attachment_id);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%llu", (unsigned long long)session->session_id);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", attached->peer_pid);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", attached->peer_uid);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", attached->device);
+      kvp_ctl_table_cell(table, attached->state == KVPOOL_ATTACHED_SERVING ? KVP_CTL_GOOD : KVP_CTL_WARN, "%s",
+                         attached_state_name(attached->state));
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s",
+                         kvp_ctl_duration(kvp_ctl_age_ns(attached->attached_unix_ns)).text);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", attached->buffers);
+      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(attached->steps_taken).text);
+    }
+  }
+  kvp_ctl_table_print(table);
 }
 
 static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list *list) {
@@ -61,6 +119,7 @@ static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list 
   kvp_ctl_print("%s%zu session%s: %s blocks, %s in buffers%s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_DIM),
                 count, kvp_ctl_plural(count), kvp_ctl_count(blocks).text, kvp_ctl_bytes(buffer_bytes).text,
                 kvp_ctl_terminal_reset(&ctl->terminal));
+  attachments_print(ctl, list);
 }
 
 static int sessions_run(struct kvp_ctl *ctl, int argc, char **argv) {
@@ -80,7 +139,7 @@ static int sessions_run(struct kvp_ctl *ctl, int argc, char **argv) {
   if (ctl->json) {
     json_t *sessions = json_array();
     for (size_t i = 0; i < kvpool_session_list_count(list); i++) {
-      kvp_ctl_json_append(sessions, session_json(kvpool_session_list_item(list, i)));
+      kvp_ctl_json_append(sessions, session_json(list, i));
     }
     json_t *document = json_object();
     kvp_ctl_json_set(document, "sessions", sessions);
@@ -97,7 +156,9 @@ const struct kvp_ctl_command kvp_ctl_sessions = {
     .summary = "who is connected, and the blocks, buffers and steps of each",
     .details =
         "PID and UID are those of the process at the other end of the socket. BLOCKS counts all pools; `kvpoolctl "
-        "blocks POOL` shows where they lie.\n\n"
+        "blocks POOL` shows where they lie. The second table has the workers that are attached to a session; STEPS "
+        "of "
+        "them is what came through the ring since their executor was started.\n\n"
         "Examples:\n"
         "  kvpoolctl sessions\n"
         "  kvpoolctl sessions --json | jq '.sessions | max_by(.blocks)'",

@@ -1,6 +1,7 @@
 /* One worker's socket. Loop thread only. */
 #include "server/supervisor/attach_channel.h"
 
+#include <assert.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,9 +21,8 @@ static void channel_poll(struct kvp_attach_channel *channel) {
 static void channel_hang_up(struct kvp_attach_channel *channel, enum kvp_status status, const char *why) {
   struct kvp_error error;
   (void)kvp_error_set(&error, status, "%s", why);
-  channel->over = true;
-  (void)uv_poll_stop(&channel->poll);
   channel->events->hung_up(channel->context, &error);
+  assert(channel->over);
 }
 
 static void channel_receive(struct kvp_attach_channel *channel) {

@@ -23,7 +23,8 @@ struct kvp_attach_channel_events {
   void (*message)(void *context, struct kvp_fd_message *message);
   /* Asked for with kvp_attach_channel_want: nothing waits, a message with descriptors may be sent now. */
   void (*writable)(void *context);
-  /* The worker is gone (cancelled), or sent what is no message (malformed). Nothing else comes. */
+  /* The worker is gone (cancelled), or sent what is no message (malformed). The callee closes the channel; a worker
+   * that is not gone can still be told why. */
   void (*hung_up)(void *context, const struct kvp_error *error);
 };
 
@@ -36,7 +37,7 @@ struct kvp_attach_channel {
   struct kvp_control_queue outgoing;
   bool wants_message;
   bool wants_writable;
-  bool over; /* hung up, or closed */
+  bool over; /* closed */
   void (*closed)(void *context);
 };
 

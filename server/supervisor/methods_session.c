@@ -91,9 +91,10 @@ static Kvpool__V1__AttachmentState attachment_state(const struct kvp_attachment 
     return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_SERVING;
   case KVP_ATTACHMENT_LOST:
     return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_LOST;
+  case KVP_ATTACHMENT_ENDING:
+    return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_ENDING;
   case KVP_ATTACHMENT_GREETING:
   case KVP_ATTACHMENT_ATTACHING:
-  case KVP_ATTACHMENT_ENDING:
     break;
   }
   return KVPOOL__V1__ATTACHMENT_STATE__ATTACHMENT_ATTACHING;
@@ -123,7 +124,7 @@ static void fill_attachments(Kvpool__V1__SessionInfo *out, const struct kvp_daem
   out->attachments = &infos->pointers[infos->count];
   for (const struct kvp_attachment *attachment = daemon->attachments.first; attachment != NULL;
        attachment = attachment->next) {
-    if (attachment->session == session && attachment->state != KVP_ATTACHMENT_ENDING) {
+    if (attachment->session == session) {
       fill_attachment(&infos->infos[infos->count], attachment);
       infos->pointers[infos->count] = &infos->infos[infos->count];
       infos->count++;

@@ -31,7 +31,8 @@ void process_init(struct process *process) {
 }
 
 void process_deinit(struct process *process) {
-  static const char *const files[] = {"kvpoold.sock", "kvpoold.sock.lock", "log"};
+  static const char *const files[] = {"kvpoold.sock", "kvpoold.sock.lock", "kvpoold.attach.sock",
+                                      "kvpoold.attach.sock.lock", "log"};
   for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
     char path[128];
     (void)snprintf(path, sizeof path, "%s/%s", process->directory, files[i]);

@@ -194,6 +194,8 @@ KVPOOL_API const char *kvpool_server_info_version(const kvpool_server_info *info
 KVPOOL_API uint32_t kvpool_server_info_protocol_version(const kvpool_server_info *info);
 KVPOOL_API uint64_t kvpool_server_info_pid(const kvpool_server_info *info);
 KVPOOL_API uint64_t kvpool_server_info_started_unix_ns(const kvpool_server_info *info);
+/* Where workers on the daemon's host attach (kvpool_attach). "": this daemon takes none. */
+KVPOOL_API const char *kvpool_server_info_attach_socket(const kvpool_server_info *info);
 KVPOOL_API size_t kvpool_server_info_device_count(const kvpool_server_info *info);
 KVPOOL_API const kvpool_device_info *kvpool_server_info_device(const kvpool_server_info *info, size_t index);
 KVPOOL_API size_t kvpool_server_info_format_count(const kvpool_server_info *info);
@@ -345,7 +347,26 @@ typedef struct kvpool_session_info {
   uint32_t steps_in_flight;
   uint64_t steps_done;
   uint64_t steps_refused;
+  size_t attachment_count;
 } kvpool_session_info;
+
+typedef enum kvpool_attached_state {
+  KVPOOL_ATTACHED_STARTING = 0,
+  KVPOOL_ATTACHED_SERVING = 1,
+  KVPOOL_ATTACHED_LOST = 2 /* its executor died, the next one is not ready yet */
+} kvpool_attached_state;
+
+/* A worker that is attached to a session. */
+typedef struct kvpool_attached_info {
+  uint64_t attachment_id;
+  char device[64];
+  uint32_t peer_pid;
+  uint32_t peer_uid;
+  uint64_t attached_unix_ns;
+  kvpool_attached_state state;
+  uint64_t steps_taken; /* out of its ring, since that was made */
+  uint32_t buffers;     /* made or imported by it */
+} kvpool_attached_info;
 
 typedef struct kvpool_session_list kvpool_session_list;
 KVPOOL_API kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_session_list **out,
@@ -353,6 +374,9 @@ KVPOOL_API kvpool_status kvpool_session_list_get(kvpool_client *client, kvpool_s
 KVPOOL_API void kvpool_session_list_destroy(kvpool_session_list *list);
 KVPOOL_API size_t kvpool_session_list_count(const kvpool_session_list *list);
 KVPOOL_API const kvpool_session_info *kvpool_session_list_item(const kvpool_session_list *list, size_t index);
+/* attachment < attachment_count of the session at index. */
+KVPOOL_API const kvpool_attached_info *kvpool_session_list_attachment(const kvpool_session_list *list, size_t index,
+                                                                      size_t attachment);
 
 /* ---- blocks -------------------------------------------------------------------------------------------------------
  */
@@ -815,5 +839,7 @@ KVPOOL_API kvpool_status kvpool_plan_mirror_reverse(const int64_t *seqlens_q, si
 #ifdef __cplusplus
 }
 #endif
+
+#include "worker.h" /* attachments: workers on the daemon's host */
 
 #endif

@@ -1,0 +1,185 @@
+/* libkvpool's inside of attachments: the socket, the ring, shared memory and timelines of a worker.
+ *
+ * An attachment belongs to one thread at a time; only its timelines and `gone` are looked at by others. Maps, buffers
+ * and steps hold a reference to it, so that they may be given back after kvpool_detach.
+ */
+#ifndef KVPOOL_CLIENT_ATTACH_H
+#define KVPOOL_CLIENT_ATTACH_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "client/internal.h"
+#include "proto/attach_wire.h"
+#include "proto/fd_socket.h"
+#include "proto/ring.h"
+#include "proto/step_wire.h"
+#include "proto/timeline_wire.h"
+
+enum {
+  kvp_attachment_steps_max = kvp_worker_ring_commands, /* posted, without a last word; a power of two */
+  kvp_attachment_step_bytes_max = kvp_worker_ring_command_arena_bytes / 2
+};
+
+/* CLOCK_MONOTONIC. */
+uint64_t kvp_now_ns(void);
+
+/* ---- memory: attach_memory.c ---- */
+
+/* Memory of several chunks at one address. Zeroed, its first three fields set, it is ready for kvp_mapping_add. */
+struct kvp_mapping {
+  bool on_device;
+  kvpool_map_access access;
+  const char *uuid; /* of the GPU whose memory it is */
+  void *base;       /* NULL: nothing is mapped */
+  uint64_t bytes;
+  uint64_t mapped_bytes;
+  uint32_t chunk_count;
+  uint32_t chunks_mapped;
+};
+
+/* The chunks of a message, in order; the first one reserves the room for all. The fds stay the caller's. */
+kvpool_status kvp_mapping_add(struct kvp_mapping *mapping, const struct kvp_fd_message *message, kvpool_error *error);
+bool kvp_mapping_is_whole(const struct kvp_mapping *mapping);
+void kvp_mapping_deinit(struct kvp_mapping *mapping);
+
+/* ---- timelines: timeline.c ---- */
+
+/* Those of one executor, and what the supervisor says of it. They stay mapped until the attachment is freed: other
+ * threads may wait for them. */
+struct kvp_timelines {
+  struct kvp_timelines *older;
+  struct kvp_timeline_word *words;        /* [kvp_timeline_words] */
+  const struct kvp_attach_status *status; /* read-only */
+};
+
+kvpool_status kvp_timelines_add(kvpool_attachment *attachment, int words_fd, int status_fd, kvpool_error *error);
+void kvp_timelines_deinit(kvpool_attachment *attachment);
+/* Any thread. */
+struct kvp_timelines *kvp_timelines_latest(kvpool_attachment *attachment);
+bool kvp_timelines_are_served(const struct kvp_timelines *timelines);
+
+/* ---- attachments ---- */
+
+struct kvp_outstanding {
+  uint16_t op_count;
+  bool is_posted; /* its last word has not been told */
+};
+
+/* A completion that waits to be told: of another step than the one kvpool_attachment_run waits for. */
+struct kvp_held {
+  struct kvp_held *next;
+  struct kvp_ring_record record;
+  uint8_t payload[];
+};
+
+enum kvp_attachment_state { KVP_ATTACHMENT_SERVING, KVP_ATTACHMENT_LOST, KVP_ATTACHMENT_ENDED };
+
+struct kvpool_attachment {
+  atomic_uint references; /* the user's, and each map, buffer and step */
+  pid_t pid;              /* who attached */
+  uint32_t timeout_ms;
+  int socket;
+  uint32_t last_request;
+  struct kvp_attach_welcome welcome;
+  char path[108];
+
+  enum kvp_attachment_state state;
+  kvpool_error problem;  /* why it doesn't serve */
+  uint64_t looked_at_ns; /* when the socket was last looked at */
+  _Atomic uint64_t epoch;
+
+  struct kvp_ring ring; /* map NULL: none */
+  int command_event;
+  int completion_event; /* a socket: read until there is nothing */
+  int epoll;            /* -1 until it is asked for */
+  uint64_t last_step_id;
+  uint64_t lost_through; /* outstanding steps up to this one have ended with `lost` */
+  kvpool_error lost;
+  uint64_t oldest; /* no step below it is outstanding */
+  uint32_t outstanding_count;
+  struct kvp_outstanding outstanding[kvp_attachment_steps_max]; /* by step id */
+  struct kvp_held *held_first, *held_last;
+  struct kvp_ring_record record; /* what the latest completion was made of */
+  struct kvp_bytes payload;
+  struct kvp_bytes reports; /* kvpool_op_report[] */
+  kvpool_completion completion;
+  kvpool_error completion_error;
+
+  _Atomic(struct kvp_timelines *) timelines; /* the latest */
+  pthread_mutex_t words_lock;                /* guards the next two */
+  uint8_t word_used[kvp_timeline_words];
+  atomic_bool gone; /* ended: whoever waits for a word can stop */
+
+  struct kvp_fd_message message; /* what is being received */
+};
+
+void kvp_attachment_ref(kvpool_attachment *attachment);
+void kvp_attachment_unref(kvpool_attachment *attachment);
+/* Takes what the supervisor has told, without waiting. */
+void kvp_attachment_look(kvpool_attachment *attachment);
+/* The same when its status says that there is something, or a millisecond has passed. */
+void kvp_attachment_glance(kvpool_attachment *attachment);
+/* KVPOOL_OK while it serves; else `problem`. */
+kvpool_status kvp_attachment_check(const kvpool_attachment *attachment, kvpool_error *error);
+/* The first reason counts. */
+void kvp_attachment_end(kvpool_attachment *attachment, const kvpool_error *why);
+
+/* What is done with the messages of an answer but its RESULT. Anything but KVPOOL_OK fails the request, whose rest is
+ * still received. The message's fds are closed behind it, those it set to -1 apart. */
+typedef kvpool_status (*kvp_attach_part_fn)(void *context, struct kvp_fd_message *message, kvpool_error *error);
+
+struct kvp_attach_request {
+  enum kvp_attach_kind kind;
+  const void *body;
+  uint32_t body_bytes;
+  int fd; /* -1: none */
+};
+
+/* Blocking, at most the attachment's timeout. on_part NULL: nothing but RESULT may come. */
+kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp_attach_request *request,
+                                 kvp_attach_part_fn on_part, void *context, kvpool_error *error);
+/* KVPOOL_MALFORMED unless the message's body is a struct of so many bytes. */
+kvpool_status kvp_attach_check_body(const struct kvp_fd_message *message, size_t bytes, kvpool_error *error);
+
+/* ---- buffers: attach_buffer.c ---- */
+
+/* fd: -1 of an IPC handle. data: where the buffer begins in this process. */
+kvpool_status kvp_attached_buffer_import(kvpool_attachment *attachment, const struct kvp_attach_import *import,
+                                         int fd, void *data, kvpool_buffer **out, kvpool_error *error);
+
+/* ---- the ring: attach_ring.c ---- */
+
+/* The ring and its eventfds (the attachment's from now on) come into use. On failure the fds are still the caller's. */
+kvpool_status kvp_attachment_set_ring(kvpool_attachment *attachment, int ring, int command_event,
+                                      int completion_event, kvpool_error *error);
+/* What the ring still has is kept; everything else that is outstanding has ended with *why. */
+void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error *why);
+void kvp_attachment_free_held(kvpool_attachment *attachment);
+
+/* ---- steps as bytes: step_wire.c ---- */
+
+struct kvp_step_head {
+  uint64_t epoch;
+  uint64_t base;
+  uint64_t deadline_ns;
+  uint32_t flags;
+};
+
+uint64_t kvp_step_wire_bytes(const kvpool_step *step);
+/* out: kvp_step_wire_bytes of them. */
+void kvp_step_wire_write(const kvpool_step *step, const struct kvp_step_head *head, uint32_t bytes, void *out);
+/* The op that is being added, behind what protobuf got of it. elements: of a row of its region. */
+kvpool_status kvp_step_wire_add_op(kvpool_step *step, const Kvpool__V1__Op *op, uint32_t elements,
+                                   kvpool_error *error);
+/* An array whose bytes stand in the step's body at body_offset. */
+bool kvp_step_wire_add_inline(kvpool_step *step, size_t body_offset, size_t bytes);
+bool kvp_step_wire_add_buffer(kvpool_step *step, uint64_t buffer_id, uint64_t offset_bytes, uint64_t count);
+
+/* ---- pools: pool.c ---- */
+
+/* A handle without a connection. message: taken on success only. */
+kvpool_status kvp_pool_new_detached(Kvpool__V1__Pool *message, kvpool_pool **out, kvpool_error *error);
+
+#endif

@@ -1,0 +1,221 @@
+/* libkvpool: workers on the daemon's own host. Part of kvpool.h, which includes it.
+ *
+ * A scheduler opens a session and leases blocks (kvpool.h). A worker, a process of its own as a rule, attaches to that
+ * session with its id and secret: it maps the pool's memory, shares buffers, and posts steps through a ring in shared
+ * memory, without gRPC. Steps are built by the same kvpool_step_* calls. Timelines order its steps with its own work.
+ *
+ *   Threads    An attachment, its pool maps, buffers and steps belong to one thread at a time; there is no thread of the
+ *              library's. kvpool_timeline_* are for any number of threads at once, until kvpool_detach.
+ *   Blocking   Calls that ask the daemon - attach, map, create, import, release - wait at most the attachment's timeout.
+ *              Posting and polling never wait and, but for waking an executor that sleeps, make no system call.
+ *   Death      The attachment lives as long as its socket: when the process dies, its ring, its steps and the buffers
+ *              that it made are gone, and nothing else of the session. When the session ends, so do its attachments.
+ *   Fork       Only the process that attached may use an attachment: in a child of fork every call with it but
+ *              kvpool_detach faults or is undefined. A child that lives on without exec keeps the socket open, so that
+ *              the daemon doesn't notice its parent's death: it should call kvpool_detach, which there gives back the
+ *              child's copies alone. CUDA's own rule is stricter: no CUDA in a child of fork.
+ */
+#ifndef KVPOOL_WORKER_H
+#define KVPOOL_WORKER_H
+
+#include "kvpool.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- attachments --------------------------------------------------------------------------------------------------
+ */
+
+typedef struct kvpool_attachment kvpool_attachment;
+
+typedef struct kvpool_attach_options {
+  size_t size_bytes;   /* sizeof(kvpool_attach_options) */
+  const char *socket;  /* what kvpool_server_info_attach_socket tells; NULL: $KVPOOLD_ATTACH_SOCKET, else
+                          /run/kvpoold/kvpoold.attach.sock */
+  uint64_t session_id; /* the scheduler's session, and its secret */
+  uint8_t secret[16];
+  const char *device;  /* "cuda:0"; NULL: the daemon's only one */
+  uint32_t timeout_ms; /* of every call that asks the daemon; 0 = 10,000 */
+} kvpool_attach_options;
+
+/* Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_PERMISSION_DENIED, KVPOOL_UNKNOWN_SESSION,
+ * KVPOOL_WRONG_SECRET, KVPOOL_WRONG_DEVICE, KVPOOL_BUSY or KVPOOL_QUOTA_EXCEEDED (too many attachments),
+ * KVPOOL_DEVICE_LOST (its executor is being started), KVPOOL_VERSION_MISMATCH, KVPOOL_DEADLINE_EXCEEDED. */
+KVPOOL_API kvpool_status kvpool_attach(const kvpool_attach_options *options, kvpool_attachment **out,
+                                       kvpool_error *error);
+/* Steps not done are dropped or run to their end, nothing is told of them any more. Never blocks. NULL is allowed.
+ * Steps, buffers and maps of it that are left over stay valid handles, to be given back in any order. */
+KVPOOL_API void kvpool_detach(kvpool_attachment *attachment);
+
+typedef struct kvpool_attachment_info {
+  uint64_t attachment_id;
+  uint64_t generation;      /* of the device's executor: one more for each successor */
+  uint64_t epoch;           /* what its steps carry */
+  uint64_t deadline_ns_max; /* of a step's waits */
+  uint32_t steps_in_flight;
+  bool mps;           /* the device's contexts are clients of an MPS server */
+  bool device_memory; /* pools and buffers are memory of a GPU: addresses are device addresses */
+  char device[64];
+  char uuid[64]; /* of a GPU; "" of a host */
+} kvpool_attachment_info;
+
+KVPOOL_API void kvpool_attachment_info_get(const kvpool_attachment *attachment, kvpool_attachment_info *out);
+/* KVPOOL_OK: it serves. KVPOOL_DEVICE_LOST: its executor died, and a successor will serve it again, with the same
+ * memory. Anything else: it has ended, and why; kvpool_detach is all that is left to do. */
+KVPOOL_API kvpool_status kvpool_attachment_state(kvpool_attachment *attachment, kvpool_error *error);
+/* Blocks that the scheduler leased after the attachment was made have a later epoch: a worker that was told of them is
+ * told kvpool_session_epoch as well, else its steps on them are refused (KVPOOL_STALE_BLOCK). Never goes down. */
+KVPOOL_API void kvpool_attachment_saw_epoch(kvpool_attachment *attachment, uint64_t epoch);
+
+/* ---- the pool's memory --------------------------------------------------------------------------------------------
+ */
+
+typedef enum kvpool_map_access {
+  KVPOOL_MAP_READ = 0,       /* a write faults the writer */
+  KVPOOL_MAP_READ_WRITE = 1, /* for kernels of the worker's own: nothing checks what they write */
+  KVPOOL_MAP_NOTHING = 2     /* geometry alone: enough for steps */
+} kvpool_map_access;
+
+/* A region's memory. Byte b of token t's data in block k of layer l is at
+ * base + l * layer_stride_bytes + k * block_stride_bytes + t * token_stride_bytes + b, its scales at
+ * base + l * layer_stride_bytes + k * block_stride_bytes + scales_offset_bytes + t * scale_stride_bytes. */
+typedef struct kvpool_mapped_region {
+  void *base;            /* NULL of KVPOOL_MAP_NOTHING */
+  uint64_t memory_bytes; /* at base; at least num_layers * layer_stride_bytes */
+  uint32_t num_layers;
+  uint32_t num_blocks;
+  uint32_t tokens_per_block;
+  uint32_t bytes_per_token; /* data_bytes + scale_bytes */
+  uint32_t data_bytes;
+  uint32_t scale_bytes;
+  uint64_t layer_stride_bytes;
+  uint64_t block_stride_bytes;
+  bool token_interleaved; /* scales behind each token's data; else behind the data of all tokens of the block */
+  uint32_t token_stride_bytes;
+  uint32_t scale_stride_bytes;
+  uint64_t scales_offset_bytes;
+} kvpool_mapped_region;
+
+typedef struct kvpool_pool_map kvpool_pool_map;
+
+/* KVPOOL_UNKNOWN_POOL, KVPOOL_WRONG_DEVICE (not placed on the attachment's), KVPOOL_PERMISSION_DENIED. A map stays valid
+ * while executors come and go. Of a GPU: see the CUDA section. */
+KVPOOL_API kvpool_status kvpool_attachment_map_pool(kvpool_attachment *attachment, const char *name,
+                                                    kvpool_map_access access, kvpool_pool_map **out,
+                                                    kvpool_error *error);
+/* Unmaps. NULL is allowed. */
+KVPOOL_API void kvpool_pool_map_destroy(kvpool_pool_map *map);
+/* For kvpool_layer, and for what kvpool_pool_* tell; lives as long as the map. Counts of blocks are 0. */
+KVPOOL_API const kvpool_pool *kvpool_pool_map_pool(const kvpool_pool_map *map);
+KVPOOL_API const kvpool_mapped_region *kvpool_pool_map_region(const kvpool_pool_map *map, size_t index);
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------
+ *
+ * They are buffers of the session, for views and arrays of steps on either door. kvpool_buffer_release gives them back,
+ * and unmaps; what was made or imported here goes with the attachment at the latest. kvpool_buffer_write and _read are
+ * for those of kvpool_buffer_create. */
+
+/* Memory of the attachment's device, made by the daemon, zero-filled, mapped here to be written. */
+KVPOOL_API kvpool_status kvpool_attachment_create_buffer(kvpool_attachment *attachment, uint64_t bytes,
+                                                         kvpool_buffer **out, kvpool_error *error);
+/* One that the scheduler made (kvpool_buffer_create), by kvpool_buffer_id; releasing it here only unmaps it. */
+KVPOOL_API kvpool_status kvpool_attachment_map_buffer(kvpool_attachment *attachment, uint64_t buffer_id,
+                                                      kvpool_buffer **out, kvpool_error *error);
+/* Host devices: [offset_bytes, offset_bytes + bytes) of a memfd of memfd_bytes, sealed with SHRINK, GROW and SEAL;
+ * offset_bytes: a multiple of 16. fd stays the caller's. */
+KVPOOL_API kvpool_status kvpool_attachment_import_memfd(kvpool_attachment *attachment, int fd, uint64_t memfd_bytes,
+                                                        uint64_t offset_bytes, uint64_t bytes, kvpool_buffer **out,
+                                                        kvpool_error *error);
+/* A memfd as import takes it. name: for /proc/PID/maps. *fd is the caller's. */
+KVPOOL_API kvpool_status kvpool_memfd_create(const char *name, uint64_t bytes, int *fd, kvpool_error *error);
+/* Where it is mapped in this process: a device address of a GPU. NULL: it isn't. */
+KVPOOL_API void *kvpool_buffer_data(const kvpool_buffer *buffer);
+
+/* ---- steps --------------------------------------------------------------------------------------------------------
+ */
+
+/* A step for this attachment; kvpool_step_run and kvpool_queue_submit refuse it. A step of kvpool_step_new can be posted
+ * too. */
+KVPOOL_API kvpool_status kvpool_attachment_step_new(kvpool_attachment *attachment, kvpool_step **out,
+                                                    kvpool_error *error);
+/* About the op added last. It begins when `word` (below) has reached the post's base + value; the ops behind it wait with
+ * it. A step that waits or signals can be posted only. */
+KVPOOL_API kvpool_status kvpool_step_set_wait(kvpool_step *step, uint32_t word, uint64_t value, kvpool_error *error);
+/* About the op added last. When it and all before it are done, `word`, one of the executor's, becomes base + value. Of
+ * a step that fails, or is dropped, signals not given are poisoned. One word's values must not go down. */
+KVPOOL_API kvpool_status kvpool_step_set_signal(kvpool_step *step, uint32_t word, uint64_t value,
+                                                kvpool_error *error);
+
+typedef struct kvpool_post_options {
+  size_t size_bytes;    /* sizeof(kvpool_post_options) */
+  uint64_t base;        /* added to the values of the step's waits and signals */
+  uint32_t deadline_ms; /* of its waits, from its acceptance on; 0, or more than the daemon's: the daemon's */
+  bool want_accepted;   /* also tell when it was accepted */
+} kvpool_post_options;
+
+/* Asynchronous; steps run in the order in which they were posted. options NULL: the defaults. The step may be changed at
+ * once. KVPOOL_BUSY: the ring is full, or 1024 steps are not done. KVPOOL_DEVICE_LOST: until a successor serves.
+ * KVPOOL_TOO_LARGE: more than 4 MiB, use buffer arrays. KVPOOL_WRONG_DEVICE: kvpool_step_set_placement named another. */
+KVPOOL_API kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
+                                                const kvpool_post_options *options, uint64_t *step_id,
+                                                kvpool_error *error);
+/* The next completion, or NULL when none is there. Never waits. *out is valid until the next call with this attachment.
+ * A step's last word comes exactly once: that of a step in flight when its executor dies is KVPOOL_DEVICE_LOST, and what
+ * it was writing may be torn. Once the attachment has ended and all was told, returns why it ended. A successor's
+ * ring is taken into use in here, in kvpool_attachment_post and in kvpool_attachment_state. */
+KVPOOL_API kvpool_status kvpool_attachment_poll(kvpool_attachment *attachment, const kvpool_completion **out,
+                                                kvpool_error *error);
+/* The same, waiting for one: spins for a moment, then sleeps. KVPOOL_DEADLINE_EXCEEDED after timeout_ms. */
+KVPOOL_API kvpool_status kvpool_attachment_wait(kvpool_attachment *attachment, uint32_t timeout_ms,
+                                                const kvpool_completion **out, kvpool_error *error);
+/* Blocking: posts, and waits for this step's last word at most the attachment's timeout and its deadline; other steps'
+ * completions are kept for kvpool_attachment_poll. As kvpool_step_run otherwise. */
+KVPOOL_API kvpool_status kvpool_attachment_run(kvpool_attachment *attachment, const kvpool_step *step,
+                                               const kvpool_post_options *options, kvpool_op_report *reports,
+                                               size_t report_count_max, kvpool_error *error);
+
+/* For event loops: a descriptor, the attachment's own, that becomes readable when there may be a completion - after
+ * kvpool_attachment_arm said true, and until kvpool_attachment_poll was called. -1: none can be made. */
+KVPOOL_API int kvpool_attachment_fd(kvpool_attachment *attachment);
+/* Before a sleep on the descriptor. False: something is there already, poll instead. */
+KVPOOL_API bool kvpool_attachment_arm(kvpool_attachment *attachment);
+
+/* ---- timelines ----------------------------------------------------------------------------------------------------
+ *
+ * Words in memory that worker and executor share, which count up. A word has one writer: 512 are the worker's, which
+ * its steps wait for; 512 are the executor's, which its steps signal. Values are in (0, 2^62). A word that is poisoned -
+ * because what should have counted it up has failed - ends every wait for it with an error, and stays so.
+ *
+ * An executor's successor has new words: they start at 0, what was given out stays given out, and threads that wait for
+ * the old ones see them poisoned. */
+
+typedef enum kvpool_timeline_writer {
+  KVPOOL_TIMELINE_WORKER = 0,  /* written by kvpool_timeline_signal */
+  KVPOOL_TIMELINE_EXECUTOR = 1 /* written by kvpool_step_set_signal */
+} kvpool_timeline_writer;
+
+/* A word that nobody uses. *value: what stands in it, from where its user goes on counting; NULL: not wanted.
+ * KVPOOL_QUOTA_EXCEEDED: all are in use, or poisoned. */
+KVPOOL_API kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline_writer writer,
+                                             uint32_t *word, uint64_t *value, kvpool_error *error);
+KVPOOL_API void kvpool_timeline_free(kvpool_attachment *attachment, uint32_t word);
+/* A release store: whoever sees the value sees what was written before. A word of the worker's, a value not below the
+ * word's. One thread at a time a word. */
+KVPOOL_API kvpool_status kvpool_timeline_signal(kvpool_attachment *attachment, uint32_t word, uint64_t value,
+                                                kvpool_error *error);
+/* Of the worker's: steps that wait for it fail. */
+KVPOOL_API kvpool_status kvpool_timeline_poison(kvpool_attachment *attachment, uint32_t word, kvpool_error *error);
+/* An acquire load. Poisoned: KVPOOL_DEVICE_LOST when its executor has died, else KVPOOL_CANCELLED. */
+KVPOOL_API kvpool_status kvpool_timeline_read(kvpool_attachment *attachment, uint32_t word, uint64_t *value,
+                                              kvpool_error *error);
+/* Until the word is at least value: spins for a moment, then looks every 50 us, later every ms. As
+ * kvpool_timeline_read; KVPOOL_DEADLINE_EXCEEDED after timeout_ms; KVPOOL_DISCONNECTED when the daemon is gone. */
+KVPOOL_API kvpool_status kvpool_timeline_wait(kvpool_attachment *attachment, uint32_t word, uint64_t value,
+                                              uint32_t timeout_ms, kvpool_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
