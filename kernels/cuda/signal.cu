@@ -1,5 +1,5 @@
-/* The end of a step, and what a launch costs: two kernels of one block. The launchers' half of it is host code that
- * knows nothing but CUDA.
+/* The end of a chain, a value in the middle of one, and what a launch costs: kernels of one block. The launchers' half
+ * of it is host code that knows nothing but CUDA.
  */
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prepare.cuh"
@@ -29,6 +29,13 @@ __global__ void __launch_bounds__(signal_threads) signal_kernel(const __grid_con
   }
 }
 
+/* What kernels before have written is complete when this one begins; the release makes it seen by whoever sees the
+ * value. */
+__global__ void point_kernel(const __grid_constant__ kvp_cuda_point point) {
+  __threadfence_system();
+  store_release_system(point.word, point.value);
+}
+
 __global__ void empty_kernel(uint64_t *now_ns) {
   if (now_ns != nullptr) {
     *now_ns = global_timer_ns();
@@ -39,6 +46,10 @@ __global__ void empty_kernel(uint64_t *now_ns) {
 
 extern "C" cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream) {
   return kvp::launch(kvp::signal_kernel, 1, kvp::signal_threads, stream, *signal);
+}
+
+extern "C" cudaError_t kvp_cuda_point_launch(const struct kvp_cuda_point *point, cudaStream_t stream) {
+  return kvp::launch(kvp::point_kernel, 1, 1, stream, *point);
 }
 
 extern "C" cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream) {
@@ -54,7 +65,8 @@ extern "C" cudaError_t kvp_cuda_kernels_load(void) {
   if (device >= kvp::devices_max) {
     return cudaErrorInvalidDevice;
   }
-  const void *const kernels[] = {(const void *)kvp::signal_kernel, (const void *)kvp::empty_kernel};
+  const void *const kernels[] = {(const void *)kvp::signal_kernel, (const void *)kvp::point_kernel,
+                                 (const void *)kvp::empty_kernel};
   for (const void *kernel : kernels) {
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, kernel);

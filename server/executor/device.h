@@ -149,12 +149,13 @@ struct kvp_device_backend {
   enum kvp_status (*memory_import)(struct kvp_device *device, uint64_t bytes, const int *fds,
                                    const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
                                    struct kvp_error *error);
-  /* Maps [offset, offset + bytes) of an allocation that a worker brought; the extent was checked to lie in it. fd stays
-   * the caller's; -1 for an IPC handle. NULL: no memory of others. */
+  /* Maps [offset, offset + bytes) of an allocation that a worker brought; the extent was checked to lie in it. fd
+   * stays the caller's; -1 for an IPC handle. NULL: no memory of others. */
   enum kvp_status (*memory_open)(struct kvp_device *device, const struct kvp_control_open *request, int fd,
                                  struct kvp_memory **out, struct kvp_error *error);
   void (*memory_destroy)(struct kvp_device *device, struct kvp_memory *memory);
-  /* Lets ops use page-aligned host memory, timelines and owner tables, at the address *out. Any of the two threads. */
+  /* Lets ops use page-aligned host memory, timelines and owner tables, at the address *out. Any of the two threads.
+   */
   enum kvp_status (*host_register)(struct kvp_device *device, void *host, uint64_t bytes, bool read_only, void **out,
                                    struct kvp_error *error);
   void (*host_unregister)(struct kvp_device *device, void *host);
@@ -162,8 +163,8 @@ struct kvp_device_backend {
   enum kvp_status (*queue_create)(struct kvp_device *device, struct kvp_device_queue **out, struct kvp_error *error);
   /* Nothing is left on it, or the device was stopped. */
   void (*queue_destroy)(struct kvp_device *device, struct kvp_device_queue *queue);
-  /* A chain, a step or a leg of one: ops linked by `next`, the last one and only that a signal. False: there is no room for it at the moment
-   * and nothing was launched; there will be when something that was launched has ended. */
+  /* A chain, a step or a leg of one: ops linked by `next`, the last one and only that a signal. False: there is no
+   * room for it at the moment and nothing was launched; there will be when something that was launched has ended. */
   bool (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *first);
   /* The chain's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
   void (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first);

@@ -1,8 +1,9 @@
 /* From accepted steps to finished ones: queues of steps onto streams of the device. Serving thread.
  *
- * A step is launched leg by leg; a leg whose first op waits for a word of a timeline when that has its value, and never
- * before: the device itself waits for nobody outside. A stream is a device queue with its timeline. A step queue borrows a stream while it has legs launched. There are
- * as many as step queues: a queue that waited for another one's stream would wait for the longest step of a stranger.
+ * A step is launched leg by leg; a leg whose first op waits for a word of a timeline when that has its value, and
+ * never before: the device itself waits for nobody outside. A stream is a device queue with its timeline. A step
+ * queue borrows a stream while it has legs launched. There are as many as step queues: a queue that waited for
+ * another one's stream would wait for the longest step of a stranger.
  */
 #ifndef KVPOOL_EXECUTOR_DISPATCH_H
 #define KVPOOL_EXECUTOR_DISPATCH_H
@@ -47,12 +48,14 @@ enum kvp_status kvp_dispatch_open(struct kvp_dispatch *dispatch, uint32_t queue_
 void kvp_dispatch_submit(struct kvp_dispatch *dispatch, struct kvp_queue *queue, struct kvp_step *step);
 void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id);
 
-/* Takes the ring's steps out of the queue. *dropped: those of which nothing runs; the others finish as failed ones. */
+/* Takes the ring's steps out of the queue. *dropped: those of which nothing runs; the others finish as failed ones.
+ */
 void kvp_dispatch_drop(struct kvp_dispatch *dispatch, uint32_t queue_id, const struct kvp_served_ring *ring,
                        struct kvp_step_list *dropped);
 
-/* Moves finished steps to *finished, then launches what may be launched. A step whose wait is in vain is finished, too:
- * ->is_failed, and ->error says why; words that it would have signalled are poisoned. True when anything happened. */
+/* Moves finished steps to *finished, then launches what may be launched. A step whose wait is in vain is finished,
+ * too: ->is_failed, and ->error says why; words that it would have signalled are poisoned. True when anything
+ * happened. */
 bool kvp_dispatch_poll(struct kvp_dispatch *dispatch, struct kvp_step_list *finished);
 /* Legs are launched whose end will be seen by a later poll. */
 static inline bool kvp_dispatch_is_busy(const struct kvp_dispatch *dispatch) {
