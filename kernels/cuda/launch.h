@@ -59,6 +59,12 @@ struct kvp_cuda_signal {
   uint32_t op_count;
 };
 
+/* A value in the middle of a chain. */
+struct kvp_cuda_point {
+  uint64_t *word; /* registered host memory */
+  uint64_t value;
+};
+
 /* Loads every kernel of this file for the current device, so that no launch has to. */
 cudaError_t kvp_cuda_kernels_load(void);
 
@@ -113,6 +119,8 @@ cudaError_t kvp_cuda_zero_blocks_launch(const struct kvp_blocks_params *params, 
                                         cudaStream_t stream);
 /* Whoever sees the value sees everything that was launched on the stream before. */
 cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream);
+/* Likewise, and nothing else. */
+cudaError_t kvp_cuda_point_launch(const struct kvp_cuda_point *point, cudaStream_t stream);
 /* Does nothing: what a launch costs at least. For benchmarks and clocks: writes %globaltimer when now_ns is not NULL. */
 cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-/* The end of a step, and what a launch costs: two kernels of one block. The launchers' half of it is host code that
- * knows nothing but CUDA.
+/* The end of a chain, a value in the middle of one, and what a launch costs: kernels of one block. The launchers' half
+ * of it is host code that knows nothing but CUDA.
  */
 #include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/launch.h"
@@ -35,6 +35,13 @@ __global__ void __launch_bounds__(signal_threads) signal_kernel(const __grid_con
 
 static kernel_facts signal_facts[devices_max];
 
+/* What kernels before have written is complete when this one begins; the release makes it seen by whoever sees the
+ * value. */
+__global__ void point_kernel(const __grid_constant__ kvp_cuda_point point) {
+  __threadfence_system();
+  store_release_system(point.word, point.value);
+}
+
 __global__ void empty_kernel(uint64_t *now_ns) {
   if (now_ns != nullptr) {
     *now_ns = global_timer_ns();
@@ -51,6 +58,10 @@ extern "C" cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *sign
   }
   return kvp::launch_chained(kvp::signal_kernel, kvp::signal_facts[device], dim3(1), kvp::signal_threads, 0, stream,
                              *signal);
+}
+
+extern "C" cudaError_t kvp_cuda_point_launch(const struct kvp_cuda_point *point, cudaStream_t stream) {
+  return kvp::launch(kvp::point_kernel, 1, 1, stream, *point);
 }
 
 extern "C" cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream) {
@@ -72,6 +83,9 @@ extern "C" cudaError_t kvp_cuda_kernels_load(void) {
   }
   cudaFuncAttributes attributes;
   error = cudaFuncGetAttributes(&attributes, (const void *)kvp::empty_kernel);
+  if (error == cudaSuccess) {
+    error = cudaFuncGetAttributes(&attributes, (const void *)kvp::point_kernel);
+  }
   if (error == cudaSuccess) {
     error = kvp::kernel_facts_find((const void *)kvp::signal_kernel, kvp::signal_threads, device,
                                    &kvp::signal_facts[device]);

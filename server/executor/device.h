@@ -162,12 +162,13 @@ struct kvp_device_backend {
   enum kvp_status (*memory_import)(struct kvp_device *device, uint64_t bytes, const int *fds,
                                    const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
                                    struct kvp_error *error);
-  /* Maps [offset, offset + bytes) of an allocation that a worker brought; the extent was checked to lie in it. fd stays
-   * the caller's; -1 for an IPC handle. NULL: no memory of others. */
+  /* Maps [offset, offset + bytes) of an allocation that a worker brought; the extent was checked to lie in it. fd
+   * stays the caller's; -1 for an IPC handle. NULL: no memory of others. */
   enum kvp_status (*memory_open)(struct kvp_device *device, const struct kvp_control_open *request, int fd,
                                  struct kvp_memory **out, struct kvp_error *error);
   void (*memory_destroy)(struct kvp_device *device, struct kvp_memory *memory);
-  /* Lets ops use page-aligned host memory, timelines and owner tables, at the address *out. Any of the two threads. */
+  /* Lets ops use page-aligned host memory, timelines and owner tables, at the address *out. Any of the two threads.
+   */
   enum kvp_status (*host_register)(struct kvp_device *device, void *host, uint64_t bytes, bool read_only, void **out,
                                    struct kvp_error *error);
   void (*host_unregister)(struct kvp_device *device, void *host);

@@ -1,4 +1,4 @@
-/* One step onto a stream: its arrays, its ops, its end. Serving thread.
+/* One chain, a step or a leg of one, onto a stream: its arrays, its ops, its end. Serving thread.
  *
  * The first error ends it; what was launched before may run, but its signal never comes.
  */
@@ -101,6 +101,11 @@ static cudaError_t index_op_launch(const struct kvp_device_op *op, struct kvp_cu
   }
 }
 
+static cudaError_t point_op_launch(const struct kvp_point_params *params, cudaStream_t stream) {
+  const struct kvp_cuda_point point = {.word = (uint64_t *)(void *)params->word, .value = params->value};
+  return kvp_cuda_point_launch(&point, stream);
+}
+
 static cudaError_t op_launch(struct kvp_cuda_device *device, const struct step_place *place,
                              const struct kvp_device_op *op, uint32_t index) {
   struct kvp_cuda_counts *counts = &place->counts[index];
@@ -123,6 +128,8 @@ static cudaError_t op_launch(struct kvp_cuda_device *device, const struct step_p
     /* Copies leave no stamp of their own. */
     code = kvp_cuda_empty_launch(&counts->started_ns, place->stream);
     return code == cudaSuccess ? transfer_op_launch(device, place, op, index) : code;
+  case KVP_DEVICE_POINT:
+    return point_op_launch(&op->params.point, place->stream);
   default:
     return index_op_launch(&staged, counts, place->stream);
   }

@@ -150,6 +150,7 @@ static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *f
   case KVP_DEVICE_ZERO_BLOCKS:
     kvp_cuda_zero_blocks_counts(&op->params.blocks, found, &op->counts);
     break;
+  case KVP_DEVICE_POINT:
   case KVP_DEVICE_SIGNAL:
     break;
   }

@@ -116,8 +116,11 @@ enum leg_state { LEG_READY, LEG_WAITS, LEG_IN_VAIN };
 
 /* The op that the leg waits with; NULL: with none. */
 static const struct kvp_step_op *leg_wait_op(const struct kvp_step_leg *leg) {
+  if (leg->first_op == leg->end_op) {
+    return NULL;
+  }
   const struct kvp_step_op *op = &leg->step->ops[leg->first_op];
-  return leg->first_op < leg->end_op && op->waits ? op : NULL;
+  return op->waits ? op : NULL;
 }
 
 /* *value: what the word has. */
@@ -150,7 +153,8 @@ static void wait_refuse(const struct kvp_step_leg *leg, uint64_t value) {
   }
 }
 
-/* What the step would have signalled, from op `first` on, is given up, or poisoned where nobody can write it any more. */
+/* What the step would have signalled, from op `first` on, is given up, or poisoned where nobody can write it any
+ * more. */
 static void signals_end(struct kvp_step *step, void (*end)(struct kvp_ring_timelines *timelines, uint32_t word)) {
   const uint32_t first =
       step->launched_legs < step->leg_count ? step->legs[step->launched_legs].first_op : step->op_count;

@@ -1,5 +1,5 @@
-/* Between control thread and serving thread: changes one way, answered at once, and news the other way, which nobody waits
- * for. No locks: the serving thread must not wait.
+/* Between control thread and serving thread: changes one way, answered at once, and news the other way, which nobody
+ * waits for. No locks: the serving thread must not wait.
  */
 #ifndef KVPOOL_EXECUTOR_MAILBOX_H
 #define KVPOOL_EXECUTOR_MAILBOX_H

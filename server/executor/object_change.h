@@ -1,4 +1,5 @@
-/* A change of what the serving thread knows: pools, buffers and rings that come and go. Asked for by the control thread. */
+/* A change of what the serving thread knows: pools, buffers and rings that come and go. Asked for by the control
+ * thread. */
 #ifndef KVPOOL_EXECUTOR_OBJECT_CHANGE_H
 #define KVPOOL_EXECUTOR_OBJECT_CHANGE_H
 
@@ -15,8 +16,8 @@ enum kvp_object_change_kind {
   KVP_REMOVE_RING,
 };
 
-/* What is removed is gone for new steps at once. While old ones use it the change is pending: it is the serving thread's
- * until it comes back as news. */
+/* What is removed is gone for new steps at once. While old ones use it the change is pending: it is the serving
+ * thread's until it comes back as news. */
 struct kvp_object_change {
   struct kvp_news news; /* the first field */
   enum kvp_object_change_kind kind;

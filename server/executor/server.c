@@ -17,7 +17,8 @@
 
 enum {
   linger_ns = 50 * 1000, /* so long a busy thread looks around before it sleeps, where there are cores for that */
-  /* With something to look at, a polled device's step or a timeline: as above, then after short pauses, then long ones.
+  /* With something to look at, a polled device's step or a timeline: as above, then after short pauses, then long
+   * ones.
    */
   polled_linger_ns = 200 * 1000,
   short_pauses_ns = 10 * 1000 * 1000,

@@ -1,8 +1,8 @@
 /* The serving thread: its service, and when it sleeps.
  *
  * It never waits for anybody: it sleeps only when there is nothing to do, and is woken by a ring's eventfd, by the
- * device, or by the control thread. A device that wakes nobody, and timelines that steps wait for, are looked at while
- * there are such: without a pause at first, then less and less often.
+ * device, or by the control thread. A device that wakes nobody, and timelines that steps wait for, are looked at
+ * while there are such: without a pause at first, then less and less often.
  */
 #ifndef KVPOOL_EXECUTOR_SERVER_H
 #define KVPOOL_EXECUTOR_SERVER_H
@@ -45,8 +45,8 @@ enum kvp_status kvp_server_change(struct kvp_server *server, struct kvp_object_c
 int kvp_server_news_event(const struct kvp_server *server);
 struct kvp_news *kvp_server_news(struct kvp_server *server);
 
-/* After run, the device stopped and the control thread gone: pools and buffers that are left are the caller's to free,
- * rings the server's. */
+/* After run, the device stopped and the control thread gone: pools and buffers that are left are the caller's to
+ * free, rings the server's. */
 struct kvp_objects *kvp_server_objects(struct kvp_server *server);
 void kvp_server_destroy(struct kvp_server *server);
 

@@ -11,7 +11,8 @@ enum {
   bytes_per_turn = 64 << 10,
 };
 
-/* Of all workers together, beside what the supervisor's ring has. A ring with nothing under way may always have one. */
+/* Of all workers together, beside what the supervisor's ring has. A ring with nothing under way may always have one.
+ */
 static const uint32_t worker_steps_max = kvp_executor_steps_max / 2;
 static const uint64_t worker_step_bytes_max = kvp_executor_step_bytes_max / 2;
 

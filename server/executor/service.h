@@ -1,8 +1,8 @@
-/* What the serving thread does between two sleeps: takes steps from rings, has them checked and run, and posts what became
- * of them. It alone owns pools, buffers, steps, queues and rings while they are here.
+/* What the serving thread does between two sleeps: takes steps from rings, has them checked and run, and posts what
+ * became of them. It alone owns pools, buffers, steps, queues and rings while they are here.
  *
- * Rings take turns: so many commands, or bytes to be checked, and it is the next one's. A ring whose reader doesn't take
- * its completions, or that has its share of steps under way, keeps its commands. Nothing here waits.
+ * Rings take turns: so many commands, or bytes to be checked, and it is the next one's. A ring whose reader doesn't
+ * take its completions, or that has its share of steps under way, keeps its commands. Nothing here waits.
  */
 #ifndef KVPOOL_EXECUTOR_SERVICE_H
 #define KVPOOL_EXECUTOR_SERVICE_H

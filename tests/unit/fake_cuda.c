@@ -1073,6 +1073,18 @@ cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStr
   return enqueue(stream, signal_run, signal, sizeof *signal);
 }
 
+static void point_run(void *arguments) {
+  const struct kvp_cuda_point *point = arguments;
+  if (kernel_begin(NULL)) {
+    __atomic_store_n(point->word, point->value, __ATOMIC_RELEASE);
+  }
+}
+
+cudaError_t kvp_cuda_point_launch(const struct kvp_cuda_point *point, cudaStream_t stream) {
+  check(in_ranges(point->word, sizeof *point->word, RANGE_MAPPED), "a timeline's word the device can't see");
+  return enqueue(stream, point_run, point, sizeof *point);
+}
+
 static void empty_run(void *arguments) {
   uint64_t *now_ns = NULL;
   memcpy(&now_ns, arguments, sizeof now_ns);

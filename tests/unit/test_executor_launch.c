@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,136 +20,9 @@
 #include "server/executor/intake.h"
 #include "server/executor/server.h"
 #include "tests/unit/exec_harness.h"
+#include "tests/unit/fake_device.h"
 
 enum { session = 3, watchdog_seconds = 300 };
-
-/* ---- a device that does nothing until it is told to ---- */
-
-enum { fake_steps_max = 64, timelines_bytes = kvp_streams_max * sizeof(struct kvp_timeline) };
-
-struct fake_device {
-  struct kvp_device base;
-  uint32_t capacity_ops;
-  uint32_t used_ops;
-  uint32_t attempts;
-  uint32_t launched;
-  uint32_t collected;
-  struct kvp_device_op *signals[fake_steps_max];
-  struct kvp_device_op *firsts[fake_steps_max];
-  uint32_t ops[fake_steps_max];
-  atomic_bool is_lost;
-  bool ends_later; /* a thread writes the timeline some time after the launch, and wakes nobody */
-};
-
-struct kvp_device_queue {
-  struct fake_device *device;
-};
-
-static struct fake_device *fake_of(struct kvp_device *device) {
-  return (struct fake_device *)device;
-}
-
-/* The device's side is another mapping: whoever takes one address for the other is found out. (Not with the thread
- * sanitizer, which takes two addresses for two words.) */
-static enum kvp_status fake_register(struct kvp_device *device, void *host, uint64_t bytes, bool read_only,
-                                     void **out, struct kvp_error *error) {
-  (void)device;
-  (void)read_only;
-  (void)error;
-  assert_int_equal(bytes, timelines_bytes);
-#ifdef __SANITIZE_THREAD__
-  *out = host;
-#else
-  *out = mremap(host, 0, bytes, MREMAP_MAYMOVE);
-  assert_true(*out != MAP_FAILED);
-#endif
-  return KVP_OK;
-}
-
-static void fake_unregister(struct kvp_device *device, void *host) {
-  (void)device;
-  assert_non_null(host);
-}
-
-static enum kvp_status fake_queue_create(struct kvp_device *device, struct kvp_device_queue **out,
-                                         struct kvp_error *error) {
-  (void)error;
-  *out = calloc(1, sizeof **out);
-  assert_non_null(*out);
-  (*out)->device = fake_of(device);
-  return KVP_OK;
-}
-
-static void fake_queue_destroy(struct kvp_device *device, struct kvp_device_queue *queue) {
-  (void)device;
-  free(queue);
-}
-
-/* The op is its owner's again as soon as the value is seen. */
-static void signal_write(const struct kvp_device_op *signal) {
-  kvp_timeline_signal(signal->params.signal.timeline, signal->params.signal.value);
-}
-
-static void *later_main(void *argument) {
-  const struct timespec pause = {.tv_nsec = 30000000};
-  (void)nanosleep(&pause, NULL);
-  signal_write(argument);
-  return NULL;
-}
-
-static bool fake_launch(struct kvp_device_queue *queue, struct kvp_device_op *first) {
-  struct fake_device *device = queue->device;
-  struct kvp_device_op *op = first;
-  uint32_t count = 0;
-  for (; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
-    count++;
-  }
-  assert_null(op->next);
-  device->attempts++;
-  if (device->used_ops + count > device->capacity_ops) {
-    return false;
-  }
-  device->used_ops += count;
-  device->firsts[device->launched] = first;
-  device->ops[device->launched] = count;
-  device->signals[device->launched++] = op;
-  if (device->ends_later && !atomic_load(&device->is_lost)) {
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, later_main, op), 0);
-    assert_int_equal(pthread_detach(thread), 0);
-  }
-  return true;
-}
-
-static void fake_collect(struct kvp_device_queue *queue, struct kvp_device_op *first) {
-  struct fake_device *device = queue->device;
-  uint32_t i = 0;
-  while (device->firsts[i] != first) {
-    i++;
-    assert_true(i < device->launched);
-  }
-  device->used_ops -= device->ops[i];
-  device->collected++;
-  for (struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
-    op->counts.bytes_written = 1000 + device->collected;
-  }
-}
-
-static enum kvp_status fake_check(struct kvp_device *device, struct kvp_error *error) {
-  return atomic_load(&fake_of(device)->is_lost) ? kvp_error_set(error, KVP_DEVICE_LOST, "it is lost") : KVP_OK;
-}
-
-static const struct kvp_device_backend fake_backend = {
-    .prefix = "fake:",
-    .polled = true,
-    .check = fake_check,
-    .host_register = fake_register,
-    .host_unregister = fake_unregister,
-    .queue_create = fake_queue_create,
-    .queue_destroy = fake_queue_destroy,
-    .launch = fake_launch,
-    .collect = fake_collect,
-};
 
 /* ---- dispatch ---- */
 
@@ -207,7 +79,7 @@ static void test_no_room(void **state) {
   assert_int_equal(device.attempts, 2);
   assert_int_equal(dispatch.busy_count, 1);
 
-  signal_write(device.signals[0]);
+  fake_signal_write(device.signals[0]);
   assert_true(kvp_dispatch_has_finished(&dispatch));
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_ptr_equal(kvp_step_list_pop(&finished), &small);
@@ -215,14 +87,14 @@ static void test_no_room(void **state) {
   assert_int_equal(device.launched, 2);
   assert_ptr_equal(device.firsts[1], &large_parts[0].parts[0]);
   assert_int_equal(device.attempts, 4);
-  signal_write(device.signals[1]);
+  fake_signal_write(device.signals[1]);
   submit(4, &empty, NULL, NULL, 0); /* a step without ops is its signal */
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_ptr_equal(kvp_step_list_pop(&finished), &large);
   assert_int_equal(device.launched, 4);
   assert_ptr_equal(device.firsts[3], &empty.whole.signal);
-  signal_write(device.signals[2]);
-  signal_write(device.signals[3]);
+  fake_signal_write(device.signals[2]);
+  fake_signal_write(device.signals[3]);
   assert_true(kvp_dispatch_poll(&dispatch, &finished));
   assert_ptr_equal(kvp_step_list_pop(&finished), &third);
   assert_ptr_equal(kvp_step_list_pop(&finished), &empty);

@@ -1,0 +1,464 @@
+/* Workers' rings on the real executor: steps, timelines, ends, memory that workers bring. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "proto/attach_wire.h"
+#include "tests/unit/exec_ring.h"
+#include "tests/unit/executor_world.h"
+
+enum { first_queue = 500, ready_word = 1, done_word = kvp_client_words, second_word };
+
+static void ring_attach(struct world *world, struct exec_ring *ring, uint64_t id, uint32_t owner) {
+  const struct kvp_control_ring spec = {
+      .attachment_id = id, .owner = owner, .queue = first_queue + (uint32_t)id, .deadline_ns_max = 0};
+  world_assert_ok(exec_ring_attach(&world->link, ring, &spec));
+}
+
+static void ring_detach(struct world *world, struct exec_ring *ring) {
+  world_assert_ok(exec_ring_detach(&world->link, ring));
+  exec_ring_close(ring);
+}
+
+/* The encoder is freed. */
+static void ring_post(struct exec_ring *ring, uint64_t tag, struct step_encoder *encoder) {
+  uint32_t bytes = 0;
+  uint8_t *encoded = step_encoder_encode(encoder, &bytes);
+  assert_true(exec_ring_post(ring, KVP_COMMAND_STEP, tag, encoded, bytes));
+  free(encoded);
+  step_encoder_deinit(encoder);
+}
+
+/* The next completion's kind and tag are these; its error, if it has one. */
+static struct kvp_error ring_expect(struct exec_ring *ring, enum kvp_completion_kind kind, uint64_t tag) {
+  struct exec_completion completion = exec_ring_take(ring);
+  struct kvp_error error = {0};
+  if (completion.payload_bytes == sizeof error) {
+    memcpy(&error, completion.payload, sizeof error);
+  }
+  if (completion.kind != (uint32_t)kind) {
+    print_error("%s\n", error.text);
+  }
+  assert_int_equal(completion.kind, kind);
+  assert_int_equal(completion.tag, tag);
+  free(completion.payload);
+  return error;
+}
+
+static void word_wait(struct exec_ring *ring, uint32_t word, uint64_t value) {
+  while (atomic_load_explicit(&ring->words[word].value, memory_order_acquire) < value) {
+    (void)sched_yield();
+  }
+}
+
+static void word_set(struct exec_ring *ring, uint32_t word, uint64_t value) {
+  atomic_store_explicit(&ring->words[word].value, value, memory_order_release);
+}
+
+static void op_points(struct kvp_wire_op *op, uint32_t wait_word, uint64_t wait_value, uint32_t signal_word,
+                      uint64_t signal_value) {
+  if (wait_value != 0) {
+    op->flags |= KVP_OP_WAITS;
+    op->wait = (struct kvp_wire_point){.word = wait_word, .value = wait_value};
+  }
+  if (signal_value != 0) {
+    op->flags |= KVP_OP_SIGNALS;
+    op->signal = (struct kvp_wire_point){.word = signal_word, .value = signal_value};
+  }
+}
+
+/* A store and, when the worker says so, a load back: who sees the signals sees what was done before them. */
+static void test_store_and_load(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring;
+  struct step_encoder encoder;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  int32_t slots[64];
+  for (int i = 0; i < 64; i++) {
+    slots[i] = 64 + i;
+  }
+  for (uint64_t round = 1; round <= 20; round++) {
+    world_rows_fill(world.buffer, 256, 512, (uint32_t)round);
+    memset(world.buffer + (1 << 20), 0x5A, 64 * (size_t)v41_row_bytes);
+    step_encoder_init(&encoder, 1, other_session, step_epoch); /* whose it is is not the worker's to say */
+    encoder.header.base = round * 10;
+    encoder.header.flags = round % 2 == 0 ? KVP_STEP_NOT_ACCEPTED_TOLD : 0;
+    op_points(world_add_store(&encoder, slots, 64), 0, 0, done_word, 1);
+    const int32_t segments[] = {1, 0, 64, 0};
+    op_points(world_add_load(&encoder, segments, 1, 64), ready_word, 1, second_word, 2);
+    ring_post(&ring, round, &encoder);
+    if (round % 2 != 0) {
+      (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, round);
+    }
+    word_wait(&ring, done_word, round * 10 + 1);
+    assert_int_equal(atomic_load(&ring.words[done_word].value), round * 10 + 1);
+    assert_true(atomic_load(&ring.words[second_word].value) < round * 10);
+    assert_int_equal(world.buffer[1 << 20], 0x5A);
+    word_set(&ring, ready_word, round * 10 + 1);
+    word_wait(&ring, second_word, round * 10 + 2);
+    assert_memory_equal(world.buffer + (1 << 20), world.buffer, 64 * (size_t)v41_row_bytes);
+    struct exec_completion done = exec_ring_take(&ring);
+    assert_int_equal(done.kind, KVP_COMPLETION_DONE);
+    assert_int_equal(world_report(&done, 0).rows_stored, 64);
+    assert_int_equal(world_report(&done, 1).rows_loaded, 64);
+    const struct kvp_wire_report load = world_report(&done, 1);
+    assert_true(load.queued_ns <= load.started_ns && load.started_ns <= load.finished_ns);
+    free(done.payload);
+  }
+  ring_detach(&world, &ring);
+  world_deinit(&world);
+}
+
+/* A ring is its session's, as far as buffers, blocks and epochs go; sessions' rings run side by side. */
+static void test_two_sessions(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring, other;
+  struct step_encoder encoder;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  ring_attach(&world, &other, 2, other_session);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  op_points(world_add_store(&encoder, (int32_t[]){1}, 1), ready_word, 1, 0, 0);
+  ring_post(&ring, 1, &encoder);
+  (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, 1);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+  ring_post(&other, 1, &encoder);
+  assert_int_equal(ring_expect(&other, KVP_COMPLETION_REFUSED, 1).status, KVP_UNKNOWN_BUFFER);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  struct kvp_wire_op *op = world_add_store(&encoder, (int32_t[]){1}, 1);
+  op->source.buffer_id = other_buffer;
+  ring_post(&other, 2, &encoder);
+  assert_int_equal(ring_expect(&other, KVP_COMPLETION_REFUSED, 2).status, KVP_NOT_OWNER);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  op = world_add_store(&encoder, (int32_t[]){6 * tokens_per_block}, 1);
+  op->source.buffer_id = other_buffer;
+  ring_post(&other, 3, &encoder);
+  (void)ring_expect(&other, KVP_COMPLETION_ACCEPTED, 3);
+  (void)ring_expect(&other, KVP_COMPLETION_DONE, 3);
+  word_set(&ring, ready_word, 1);
+  (void)ring_expect(&ring, KVP_COMPLETION_DONE, 1);
+  ring_detach(&world, &ring);
+  ring_detach(&world, &other);
+  world_deinit(&world);
+}
+
+/* Poison and deadlines on the way through. */
+static void test_waits_in_vain(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring;
+  struct step_encoder encoder;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  for (uint64_t tag = 1; tag <= 2; tag++) {
+    step_encoder_init(&encoder, 1, session, step_epoch);
+    encoder.header.deadline_ns = tag == 1 ? 3000000 : 0;
+    op_points(world_add_store(&encoder, (int32_t[]){1}, 1), ready_word, 2, done_word + (uint32_t)tag, 1);
+    ring_post(&ring, tag, &encoder);
+    (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, tag);
+    if (tag == 2) {
+      word_set(&ring, ready_word, KVP_TIMELINE_POISON);
+    }
+    const struct kvp_error error = ring_expect(&ring, KVP_COMPLETION_FAILED, tag);
+    assert_int_equal(error.status, tag == 1 ? KVP_DEADLINE_EXCEEDED : KVP_CANCELLED);
+    assert_int_equal(error.op, 0);
+    assert_int_equal(error.position, ready_word);
+    assert_int_equal(atomic_load(&ring.words[done_word + tag].value), KVP_TIMELINE_POISON);
+  }
+  ring_detach(&world, &ring);
+  world_deinit(&world);
+}
+
+/* A ring ends with steps that wait: nobody waits for them, and whoever waits for its words is told. */
+static void test_detach_with_waiting_steps(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring;
+  struct step_encoder encoder;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  for (uint64_t tag = 1; tag <= 50; tag++) {
+    step_encoder_init(&encoder, 1, session, step_epoch);
+    (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+    op_points(world_add_store(&encoder, (int32_t[]){2}, 1), ready_word, tag == 1 ? 1 : 2, done_word, tag);
+    ring_post(&ring, tag, &encoder);
+    (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, tag);
+  }
+  word_set(&ring, ready_word, 1);
+  (void)ring_expect(&ring, KVP_COMPLETION_DONE, 1);
+  world_assert_ok(exec_ring_detach(&world.link, &ring));
+  for (uint32_t word = kvp_client_words; word < kvp_timeline_words; word++) {
+    assert_int_equal(atomic_load(&ring.words[word].value), KVP_TIMELINE_POISON);
+  }
+  assert_int_equal(exec_ring_detach(&world.link, &ring).status, KVP_INVALID_ARGUMENT);
+  exec_ring_close(&ring);
+  struct kvp_control_pool pool = world_pool_spec(); /* nothing uses it any more */
+  world_assert_ok(exec_harness_request(&world.link, KVP_CONTROL_POOL_DETACH, &pool, sizeof pool, NULL, 0));
+  world_deinit(&world);
+}
+
+/* The executor ends while rings have steps in every state. */
+static void test_end_with_rings(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring rings[3];
+  struct step_encoder encoder;
+  world_init(&world);
+  for (uint32_t i = 0; i < 3; i++) {
+    ring_attach(&world, &rings[i], i + 1, session);
+    for (uint64_t tag = 1; tag <= 20; tag++) {
+      step_encoder_init(&encoder, 1, session, step_epoch);
+      (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+      op_points(world_add_store(&encoder, (int32_t[]){2}, 1), ready_word, tag < 10 ? 0 : 1, done_word, tag);
+      ring_post(&rings[i], tag, &encoder);
+    }
+    (void)ring_expect(&rings[i], KVP_COMPLETION_ACCEPTED, 1);
+  }
+  const struct kvp_control_buffer request = {.buffer_id = buffer}; /* never answered */
+  assert_int_equal(
+      kvp_fd_socket_send(world.link.socket, KVP_CONTROL_BUFFER_DETACH, 999, &request, sizeof request, NULL, 0),
+      KVP_OK);
+  world_deinit(&world);
+  for (uint32_t i = 0; i < 3; i++) {
+    exec_ring_close(&rings[i]);
+  }
+}
+
+/* Nonsense in one ring: the supervisor is told, everything else goes on. */
+static void test_corrupt_ring(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring, other;
+  struct step_encoder encoder;
+  world_init(&world);
+  ring_attach(&world, &ring, 11, session);
+  ring_attach(&world, &other, 12, session);
+  assert_true(exec_ring_post(&ring, 99, 1, NULL, 0));
+  assert_int_equal(kvp_fd_socket_receive(world.link.socket, &world.link.message), KVP_OK);
+  struct kvp_control_ring_failed failed;
+  assert_int_equal(world.link.message.kind, KVP_CONTROL_RING_FAILED);
+  assert_int_equal(world.link.message.request, 0);
+  assert_int_equal(world.link.message.body_bytes, sizeof failed);
+  memcpy(&failed, world.link.message.body, sizeof failed);
+  assert_int_equal(failed.attachment_id, 11);
+  assert_int_equal(failed.error.status, KVP_MALFORMED);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+  ring_post(&other, 1, &encoder);
+  (void)ring_expect(&other, KVP_COMPLETION_ACCEPTED, 1);
+  (void)ring_expect(&other, KVP_COMPLETION_DONE, 1);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+  assert_int_equal(world_run_one(&world, &encoder).rows_stored, 1);
+  ring_detach(&world, &ring);
+  ring_detach(&world, &other);
+  world_deinit(&world);
+}
+
+/* A buffer goes while a step that waits names it: hidden at once, answered when the step has ended; the control thread
+ * goes on in the meantime. */
+static void test_deferred_detach(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring;
+  struct step_encoder encoder;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  op_points(world_add_store(&encoder, (int32_t[]){1}, 1), ready_word, 1, 0, 0);
+  ring_post(&ring, 1, &encoder);
+  (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, 1);
+  const struct kvp_control_buffer request = {.buffer_id = buffer};
+  assert_int_equal(
+      kvp_fd_socket_send(world.link.socket, KVP_CONTROL_BUFFER_DETACH, 999, &request, sizeof request, NULL, 0),
+      KVP_OK);
+  const struct kvp_control_memory memory = {.memory_id = buffer_memory};
+  assert_int_equal(
+      exec_harness_request(&world.link, KVP_CONTROL_MEMORY_DESTROY, &memory, sizeof memory, NULL, 0).status,
+      KVP_IN_USE);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+  assert_int_equal(world_refused(&world, &encoder).status, KVP_UNKNOWN_BUFFER);
+  step_encoder_deinit(&encoder);
+  word_set(&ring, ready_word, 1);
+  (void)ring_expect(&ring, KVP_COMPLETION_DONE, 1);
+  assert_int_equal(kvp_fd_socket_receive(world.link.socket, &world.link.message), KVP_OK);
+  assert_int_equal(world.link.message.kind, KVP_CONTROL_RESULT);
+  assert_int_equal(world.link.message.request, 999);
+  world_assert_ok(exec_harness_request(&world.link, KVP_CONTROL_MEMORY_DESTROY, &memory, sizeof memory, NULL, 0));
+  ring_detach(&world, &ring);
+  world_deinit(&world);
+}
+
+/* ---- leaks ---- */
+
+static int fds_of(pid_t pid) {
+  char path[64];
+  int count = 0;
+  (void)snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+  DIR *directory = opendir(path);
+  assert_non_null(directory);
+  while (readdir(directory) != NULL) {
+    count++;
+  }
+  assert_int_equal(closedir(directory), 0);
+  return count;
+}
+
+static int maps_of(pid_t pid) {
+  char path[64], line[512];
+  int count = 0;
+  (void)snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+  FILE *file = fopen(path, "re");
+  assert_non_null(file);
+  while (fgets(line, sizeof line, file) != NULL) {
+    count++;
+  }
+  assert_int_equal(fclose(file), 0);
+  return count;
+}
+
+static void test_nothing_leaks(void **state) {
+  (void)state;
+  enum { rounds = 300 };
+  struct world world;
+  struct step_encoder encoder;
+  world_init(&world);
+  int fds = 0, maps = 0;
+  for (int round = 0; round < rounds; round++) {
+    struct exec_ring ring;
+    ring_attach(&world, &ring, (uint64_t)round + 1, session);
+    step_encoder_init(&encoder, 1, session, step_epoch);
+    op_points(world_add_store(&encoder, (int32_t[]){1}, 1), ready_word, round % 3 == 0, done_word, 1);
+    ring_post(&ring, 1, &encoder);
+    (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, 1);
+    if (round % 3 != 0) {
+      (void)ring_expect(&ring, KVP_COMPLETION_DONE, 1);
+    }
+    ring_detach(&world, &ring);
+    if (round == 10) {
+      fds = fds_of(world.link.pid);
+      maps = maps_of(world.link.pid);
+    }
+  }
+  assert_int_equal(fds_of(world.link.pid), fds);
+  assert_in_range(maps_of(world.link.pid), 0, maps + 3); /* the allocator's may come and go */
+  world_deinit(&world);
+}
+
+/* ---- memory that workers bring ---- */
+
+static struct kvp_error memory_open(struct world *world, const struct kvp_control_open *request, int fd) {
+  return exec_harness_request(&world->link, KVP_CONTROL_MEMORY_OPEN, request, sizeof *request, &fd, fd >= 0 ? 1 : 0);
+}
+
+static void test_opened_memory(void **state) {
+  (void)state;
+  enum { bytes = 1 << 20, offset = 8192 + 48, memory_id = 70, buffer_id = 170 };
+  struct world world;
+  struct kvp_error error;
+  world_init(&world);
+  int fd = kvp_memory_fd_create("a worker's", bytes, &error);
+  uint8_t *map = exec_harness_map(fd, bytes);
+  struct kvp_control_open request = {.memory_id = memory_id,
+                                     .kind = KVP_IMPORT_MEMFD,
+                                     .allocation_bytes = bytes,
+                                     .offset_bytes = offset,
+                                     .bytes = bytes - offset - 100};
+  if ((world.link.ready.flags & KVP_READY_DEVICE_FDS) != 0) {
+    assert_int_equal(memory_open(&world, &request, fd).status, KVP_UNIMPLEMENTED);
+    goto out;
+  }
+  world_assert_ok(memory_open(&world, &request, fd));
+  assert_int_equal(memory_open(&world, &request, fd).status, KVP_ALREADY_EXISTS);
+  assert_int_equal(exec_harness_buffer_attach(&world.link, buffer_id, memory_id, request.bytes + 1, session).status,
+                   KVP_OUT_OF_RANGE);
+  world_assert_ok(exec_harness_buffer_attach(&world.link, buffer_id, memory_id, request.bytes, session));
+  struct step_encoder encoder;
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  struct kvp_wire_op *fill = step_encoder_op(&encoder, KVP_OP_BUFFER_FILL);
+  fill->source = step_view(buffer_id, 0, 1, (uint32_t)request.bytes, request.bytes);
+  fill->argument = 0x77;
+  assert_int_equal(world_run_one(&world, &encoder).bytes_written, request.bytes);
+  assert_int_equal(map[offset - 1], 0);
+  assert_int_equal(map[offset], 0x77);
+  assert_int_equal(map[offset + request.bytes - 1], 0x77);
+  assert_int_equal(map[offset + request.bytes], 0);
+  const struct kvp_control_buffer detach = {.buffer_id = buffer_id};
+  world_assert_ok(exec_harness_request(&world.link, KVP_CONTROL_BUFFER_DETACH, &detach, sizeof detach, NULL, 0));
+  const struct kvp_control_memory destroy = {.memory_id = memory_id};
+  world_assert_ok(exec_harness_request(&world.link, KVP_CONTROL_MEMORY_DESTROY, &destroy, sizeof destroy, NULL, 0));
+
+out:
+  (void)munmap(map, bytes);
+  (void)close(fd);
+  world_deinit(&world);
+}
+
+static void test_opened_memory_refusals(void **state) {
+  (void)state;
+  enum { bytes = 65536 };
+  struct world world;
+  struct kvp_error error;
+  world_init(&world);
+  int fd = kvp_memory_fd_create("a worker's", bytes, &error);
+  int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  assert_int_equal(ftruncate(unsealed, bytes), 0);
+  const struct {
+    uint32_t kind;
+    uint64_t allocation_bytes, offset_bytes, bytes;
+    int fd;
+    enum kvp_status host, cuda;
+  } cases[] = {
+      {KVP_IMPORT_MEMFD, bytes, 0, bytes + 1, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
+      {KVP_IMPORT_MEMFD, bytes, bytes, 1, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
+      {KVP_IMPORT_MEMFD, bytes, UINT64_MAX - 15, 32, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
+      {KVP_IMPORT_MEMFD, bytes, 16, UINT64_MAX - 15, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
+      {KVP_IMPORT_MEMFD, bytes, 0, 0, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
+      {KVP_IMPORT_MEMFD, 0, 0, 0, fd, KVP_TOO_LARGE, KVP_TOO_LARGE},
+      {KVP_IMPORT_MEMFD, bytes, 8, 64, fd, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
+      {KVP_IMPORT_MEMFD, 2 * bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
+      {KVP_IMPORT_MEMFD, bytes, 0, bytes, unsealed, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
+      {KVP_IMPORT_MEMFD, bytes, 0, bytes, -1, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
+      {KVP_IMPORT_IPC_HANDLE, bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
+      {KVP_IMPORT_IPC_HANDLE, bytes, 0, bytes, -1, KVP_UNIMPLEMENTED, KVP_UNIMPLEMENTED},
+      {KVP_IMPORT_VMM, bytes, 0, bytes, fd, KVP_UNIMPLEMENTED, KVP_UNIMPLEMENTED},
+      {77, bytes, 0, bytes, fd, KVP_UNIMPLEMENTED, KVP_UNIMPLEMENTED},
+  };
+  const bool is_host = (world.link.ready.flags & KVP_READY_DEVICE_FDS) == 0;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const struct kvp_control_open request = {.memory_id = 70 + i,
+                                             .kind = cases[i].kind,
+                                             .allocation_bytes = cases[i].allocation_bytes,
+                                             .offset_bytes = cases[i].offset_bytes,
+                                             .bytes = cases[i].bytes};
+    error = memory_open(&world, &request, cases[i].fd);
+    assert_int_equal(error.status, is_host ? cases[i].host : cases[i].cuda);
+    assert_true(error.text[0] != '\0');
+  }
+  (void)close(unsealed);
+  (void)close(fd);
+  world_deinit(&world);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_store_and_load),  cmocka_unit_test(test_two_sessions),
+      cmocka_unit_test(test_waits_in_vain),   cmocka_unit_test(test_detach_with_waiting_steps),
+      cmocka_unit_test(test_end_with_rings),  cmocka_unit_test(test_corrupt_ring),
+      cmocka_unit_test(test_deferred_detach), cmocka_unit_test(test_nothing_leaks),
+      cmocka_unit_test(test_opened_memory),   cmocka_unit_test(test_opened_memory_refusals),
+  };
+  (void)alarm(watchdog_seconds);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
