@@ -160,12 +160,26 @@ void kvp_attachment_free_held(kvpool_attachment *attachment);
 
 /* ---- steps as bytes: step_wire.c ---- */
 
+/* The words of a replay's points, which in a step are KVP_REPLAY_WORD. */
+#define KVP_REPLAY_WORD UINT32_MAX
+struct kvp_replay_words {
+  uint32_t start;
+  uint32_t done;
+  bool is_absolute; /* the values of `done` */
+};
+
 struct kvp_step_head {
   uint64_t epoch;
   uint64_t base;
   uint64_t deadline_ns;
+  uint64_t words_buffer_id;
+  const struct kvp_replay_words *replay; /* NULL: it is none */
   uint32_t flags;
 };
+
+/* attach_ring.c. ->epoch of the head is set here. step_id may be NULL. */
+kvpool_status kvp_attachment_post_step(kvpool_attachment *attachment, const kvpool_step *step,
+                                       struct kvp_step_head *head, uint64_t *step_id, kvpool_error *error);
 
 uint64_t kvp_step_wire_bytes(const kvpool_step *step);
 /* out: kvp_step_wire_bytes of them. */

@@ -166,15 +166,10 @@ static uint64_t step_epoch(const kvpool_attachment *attachment, const kvpool_ste
   return session > known ? session : known;
 }
 
-kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
-                                     const kvpool_post_options *options, uint64_t *step_id, kvpool_error *error) {
-  assert(attachment != NULL && step != NULL && (step->attachment == NULL || step->attachment == attachment));
-  kvpool_post_options used;
+kvpool_status kvp_attachment_post_step(kvpool_attachment *attachment, const kvpool_step *step,
+                                       struct kvp_step_head *head, uint64_t *step_id, kvpool_error *error) {
   const uint64_t bytes = kvp_step_wire_bytes(step);
-  kvpool_status status = post_options(options, &used, error);
-  if (status == KVPOOL_OK) {
-    status = post_check(attachment, step, bytes, error);
-  }
+  kvpool_status status = post_check(attachment, step, bytes, error);
   if (status != KVPOOL_OK) {
     return status;
   }
@@ -184,13 +179,8 @@ kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool
     return kvp_fail(error, KVPOOL_BUSY, "the ring is full: %u steps of this attachment are not done yet",
                     attachment->outstanding_count);
   }
-  const struct kvp_step_head head = {
-      .epoch = step_epoch(attachment, step),
-      .base = used.base,
-      .deadline_ns = (uint64_t)used.deadline_ms * 1000000,
-      .flags = used.want_accepted ? 0 : KVP_STEP_NOT_ACCEPTED_TOLD,
-  };
-  kvp_step_wire_write(step, &head, (uint32_t)bytes, place);
+  head->epoch = step_epoch(attachment, step);
+  kvp_step_wire_write(step, head, (uint32_t)bytes, place);
   const uint64_t id = ++attachment->last_step_id;
   *outstanding_of(attachment, id) = (struct kvp_outstanding){.op_count = (uint16_t)step->op_count, .is_posted = true};
   attachment->outstanding_count++;
@@ -201,6 +191,22 @@ kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool
     *step_id = id;
   }
   return KVPOOL_OK;
+}
+
+kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
+                                     const kvpool_post_options *options, uint64_t *step_id, kvpool_error *error) {
+  assert(attachment != NULL && step != NULL && (step->attachment == NULL || step->attachment == attachment));
+  kvpool_post_options used;
+  kvpool_status status = post_options(options, &used, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  struct kvp_step_head head = {
+      .base = used.base,
+      .deadline_ns = (uint64_t)used.deadline_ms * 1000000,
+      .flags = used.want_accepted ? 0 : KVP_STEP_NOT_ACCEPTED_TOLD,
+  };
+  return kvp_attachment_post_step(attachment, step, &head, step_id, error);
 }
 
 /* ---- completions ------------------------------------------------------------------------------------------------

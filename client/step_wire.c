@@ -64,6 +64,19 @@ uint64_t kvp_step_wire_bytes(const kvpool_step *step) {
   return sizeof(struct kvp_wire_step) + step->wire_ops.size + step->wire_arrays.size + step->inline_bytes;
 }
 
+/* ops: the copy that is posted. */
+static void replay_words_set(struct kvp_wire_op *ops, uint32_t count, const struct kvp_replay_words *words) {
+  for (uint32_t i = 0; i < count; i++) {
+    if ((ops[i].flags & KVP_OP_WAITS) != 0) {
+      ops[i].wait.word = words->start;
+    }
+    if ((ops[i].flags & KVP_OP_SIGNALS) != 0) {
+      ops[i].signal.word = words->done;
+      ops[i].signal.flags = words->is_absolute ? KVP_POINT_ABSOLUTE : 0;
+    }
+  }
+}
+
 void kvp_step_wire_write(const kvpool_step *step, const struct kvp_step_head *head, uint32_t bytes, void *out) {
   assert(bytes == kvp_step_wire_bytes(step));
   *(struct kvp_wire_step *)out = (struct kvp_wire_step){
@@ -76,10 +89,14 @@ void kvp_step_wire_write(const kvpool_step *step, const struct kvp_step_head *he
       .epoch = head->epoch,
       .base = head->base,
       .deadline_ns = head->deadline_ns,
+      .words_buffer_id = head->words_buffer_id,
   };
   uint8_t *at = (uint8_t *)out + sizeof(struct kvp_wire_step);
   if (step->op_count > 0) {
     memcpy(at, step->wire_ops.data, step->wire_ops.size);
+  }
+  if (head->replay != NULL) {
+    replay_words_set((struct kvp_wire_op *)(void *)at, step->op_count, head->replay);
   }
   at += step->wire_ops.size;
   struct kvp_wire_array *table = (struct kvp_wire_array *)(void *)at;

@@ -214,6 +214,77 @@ KVPOOL_API kvpool_status kvpool_timeline_read(kvpool_attachment *attachment, uin
 KVPOOL_API kvpool_status kvpool_timeline_wait(kvpool_attachment *attachment, uint32_t word, uint64_t value,
                                               uint32_t timeout_ms, kvpool_error *error);
 
+/* ---- captured CUDA graphs -----------------------------------------------------------------------------------------
+ *
+ * A decode step of a model is a CUDA graph that is captured once and launched again and again; a replay is what the
+ * daemon does during one launch of it. In the graph stand points, numbered from 1 on: the graph signals point k when what
+ * op k needs is there, and waits for point k where it needs what op k has done. Each launch takes one post of a step whose
+ * ops begin and end at these points; the step may be another one each time, with other slots.
+ *
+ *   capture:     kvpool_replay_begin(replay, stream)
+ *                for each layer: ... kvpool_replay_signal(replay, stream, k) ... kvpool_replay_wait(replay, stream, k) ...
+ *                kvpool_replay_end(replay, stream)
+ *   each time:   kvpool_replay_post(replay, step), launch the graph; in either order, and without waiting in between
+ *
+ * Under MPS the executor serves a whole replay with one launch, which waits for each point on the GPU. Time-sliced, a
+ * kernel that waits would hold up what it waits for: the graph waits by memory-operation nodes, and the executor launches
+ * op by op. What the library calls on a stream is the same; it works outside a capture, too.
+ *
+ * All waits are bounded under MPS, by the deadline; memory-operation nodes wait as long as the executor lives, or until
+ * kvpool_replay_abort. On a host device there are no streams: begin, signal, wait and end act at once, in the caller. */
+
+typedef struct kvpool_replay kvpool_replay;
+
+typedef enum kvpool_replay_mode {
+  KVPOOL_REPLAY_AUTOMATIC = 0,
+  KVPOOL_REPLAY_ONE_LAUNCH = 1, /* words in the device's memory; under MPS, and on a host */
+  KVPOOL_REPLAY_BY_OP = 2       /* words in the timelines; a launch an op */
+} kvpool_replay_mode;
+
+typedef struct kvpool_replay_options {
+  size_t size_bytes;       /* sizeof(kvpool_replay_options) */
+  kvpool_replay_mode mode; /* for tests and benchmarks */
+  uint32_t
+      deadline_ms; /* of each wait of the graph's, and of a step's waits together; 0, or more than the daemon's: its */
+} kvpool_replay_options;
+
+/* points: how many a graph has. Blocking, as kvpool_attachment_create_buffer; of a GPU: the context in which the graph
+ * is captured is current, and no capture is under way. options NULL: the defaults. KVPOOL_UNIMPLEMENTED: the library was
+ * built without nvcc, the driver is too old, or ONE_LAUNCH without MPS. */
+KVPOOL_API kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points,
+                                           const kvpool_replay_options *options, kvpool_replay **out,
+                                           kvpool_error *error);
+/* No graph with its points is launched any more, and none runs. NULL is allowed. */
+KVPOOL_API void kvpool_replay_destroy(kvpool_replay *replay);
+KVPOOL_API kvpool_replay_mode kvpool_replay_mode_get(const kvpool_replay *replay);
+
+/* About the op added last, a fused_store: it begins when the graph has signalled point `begins` (0: behind the op before),
+ * and with it and all before it done, point `ends` is reached (0: it isn't told). One of them at least; `ends` go up. */
+KVPOOL_API kvpool_status kvpool_step_set_replay_points(kvpool_step *step, uint32_t begins, uint32_t ends,
+                                                       kvpool_error *error);
+/* As kvpool_attachment_post. A step all of whose ops have points; its last op ends at one. */
+KVPOOL_API kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step, uint64_t *step_id,
+                                            kvpool_error *error);
+
+/* stream: a CUstream or cudaStream_t. Once a launch each, first and last: begin counts the launch, end waits for the
+ * step's last point. */
+KVPOOL_API kvpool_status kvpool_replay_begin(kvpool_replay *replay, void *stream, kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_replay_end(kvpool_replay *replay, void *stream, uint32_t last_point,
+                                           kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_replay_signal(kvpool_replay *replay, void *stream, uint32_t point,
+                                              kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_replay_wait(kvpool_replay *replay, void *stream, uint32_t point, kvpool_error *error);
+/* Both, by one kernel where that is possible. */
+KVPOOL_API kvpool_status kvpool_replay_signal_and_wait(kvpool_replay *replay, void *stream, uint32_t point,
+                                                       kvpool_error *error);
+
+/* KVPOOL_OK, or why a wait of a graph ended without its point: KVPOOL_DEADLINE_EXCEEDED, KVPOOL_CANCELLED (the step failed:
+ * its completion says why), KVPOOL_DEVICE_LOST. What the graph has computed since is worth nothing; the replay stays so:
+ * destroy it, make another one, and capture anew. No CUDA call. */
+KVPOOL_API kvpool_status kvpool_replay_check(kvpool_replay *replay, kvpool_error *error);
+/* Waits of graphs that run, or will be launched, end at once. Any thread. */
+KVPOOL_API void kvpool_replay_abort(kvpool_replay *replay);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,328 @@
+/* Replays: what a captured graph and the executor say to each other, and the post of each launch.
+ *
+ * Words count up from launch to launch: base + k is point k, base goes up by `points` a launch, and the library and the
+ * graph count the launches each for itself. BY_OP, the executor's word can't, since memory-operation nodes compare with
+ * constants: its values are k alone, and the graph sets it back to 0 where it begins, which is behind its end's wait for
+ * the last value of the launch before.
+ */
+#include "client/replay.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t points_max = 1 << 20;
+
+/* ---- new and destroy ---- */
+
+static kvpool_status options_check(const kvpool_replay_options *options, kvpool_replay_options *out,
+                                   kvpool_error *error) {
+  *out = (kvpool_replay_options){.size_bytes = sizeof *out};
+  if (options == NULL) {
+    return KVPOOL_OK;
+  }
+  if (options->size_bytes < sizeof *out) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "options", -1, (int64_t)options->size_bytes,
+                       "kvpool_replay_options.size_bytes is %zu, not sizeof(kvpool_replay_options) = %zu",
+                       options->size_bytes, sizeof *out);
+  }
+  if (options->mode > KVPOOL_REPLAY_BY_OP) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "mode", -1, options->mode, "mode %d is none of a replay's",
+                       (int)options->mode);
+  }
+  *out = *options;
+  return KVPOOL_OK;
+}
+
+static kvpool_status mode_choose(const kvpool_attachment *attachment, kvpool_replay_mode wanted,
+                                 kvpool_replay_mode *out, kvpool_error *error) {
+  const uint32_t flags = attachment->welcome.flags;
+  const bool may_wait = (flags & KVP_ATTACH_DEVICE_FDS) == 0 || (flags & KVP_ATTACH_MPS) != 0;
+  if (wanted == KVPOOL_REPLAY_ONE_LAUNCH && !may_wait) {
+    return kvp_fail(
+        error, KVPOOL_UNIMPLEMENTED,
+        "one launch a replay is for GPUs under MPS: %s is time-sliced, where a kernel that waits keeps from "
+        "running what it waits for",
+        attachment->welcome.device);
+  }
+  *out = wanted != KVPOOL_REPLAY_AUTOMATIC ? wanted : may_wait ? KVPOOL_REPLAY_ONE_LAUNCH : KVPOOL_REPLAY_BY_OP;
+  return KVPOOL_OK;
+}
+
+/* The words that the mode needs. */
+static kvpool_status words_new(kvpool_replay *replay, kvpool_error *error) {
+  kvpool_attachment *attachment = replay->attachment;
+  if (replay->mode == KVPOOL_REPLAY_ONE_LAUNCH) {
+    replay->words = (struct kvp_replay_words){.start = kvp_replay_start_word, .done = kvp_replay_done_word};
+    return kvpool_attachment_create_buffer(attachment, kvp_replay_buffer_bytes, &replay->buffer, error);
+  }
+  uint32_t start = 0, done = 0;
+  kvpool_status status = kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &start, NULL, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  status = kvpool_timeline_new(attachment, KVPOOL_TIMELINE_EXECUTOR, &done, NULL, error);
+  if (status != KVPOOL_OK) {
+    kvpool_timeline_free(attachment, start);
+    return status;
+  }
+  replay->words = (struct kvp_replay_words){.start = start, .done = done, .is_absolute = true};
+  replay->timelines = kvp_timelines_latest(attachment);
+  return KVPOOL_OK;
+}
+
+/* Words that once had values are not for others. */
+static void words_free(kvpool_replay *replay) {
+  kvpool_error ignored;
+  if (replay->buffer != NULL) {
+    (void)kvpool_buffer_release(replay->buffer, &ignored);
+  } else if (replay->posted == 0) {
+    kvpool_timeline_free(replay->attachment, replay->words.start);
+    kvpool_timeline_free(replay->attachment, replay->words.done);
+  }
+}
+
+kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points, const kvpool_replay_options *options,
+                                kvpool_replay **out, kvpool_error *error) {
+  assert(attachment != NULL && out != NULL);
+  kvpool_replay_options used;
+  kvpool_status status = options_check(options, &used, error);
+  if (status == KVPOOL_OK && (points == 0 || points > points_max)) {
+    status = kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "points", -1, points, "%u points, a replay has 1 to %u", points,
+                         points_max);
+  }
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  kvpool_replay *replay = calloc(1, sizeof *replay);
+  if (replay == NULL) {
+    return kvp_fail_no_memory(error);
+  }
+  const uint64_t asked_ns = (uint64_t)used.deadline_ms * 1000000;
+  const uint64_t most_ns = attachment->welcome.deadline_ns_max;
+  replay->attachment = attachment;
+  replay->points = points;
+  replay->deadline_ns = asked_ns == 0 || asked_ns > most_ns ? most_ns : asked_ns;
+  replay->backend = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0 ? &kvp_replay_cuda : &kvp_replay_cpu;
+  status = mode_choose(attachment, used.mode, &replay->mode, error);
+  if (status != KVPOOL_OK) {
+    goto err_replay;
+  }
+  status = words_new(replay, error);
+  if (status != KVPOOL_OK) {
+    goto err_replay;
+  }
+  status = replay->backend->init(replay, error);
+  if (status != KVPOOL_OK) {
+    goto err_words;
+  }
+  kvp_attachment_ref(attachment);
+  *out = replay;
+  return KVPOOL_OK;
+
+err_words:
+  words_free(replay);
+
+err_replay:
+  free(replay);
+  return status;
+}
+
+void kvpool_replay_destroy(kvpool_replay *replay) {
+  if (replay == NULL) {
+    return;
+  }
+  replay->backend->deinit(replay);
+  words_free(replay);
+  kvp_attachment_unref(replay->attachment);
+  free(replay);
+}
+
+kvpool_replay_mode kvpool_replay_mode_get(const kvpool_replay *replay) {
+  assert(replay != NULL);
+  return replay->mode;
+}
+
+/* ---- steps ---- */
+
+kvpool_status kvpool_step_set_replay_points(kvpool_step *step, uint32_t begins, uint32_t ends, kvpool_error *error) {
+  assert(step != NULL);
+  if (step->op_count == 0) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "the step has no op that could have points");
+  }
+  if (begins == 0 && ends == 0) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "an op of a replay begins at a point or ends at one");
+  }
+  struct kvp_wire_op *op = (struct kvp_wire_op *)(void *)step->wire_ops.data + (step->op_count - 1);
+  if (begins != 0) {
+    op->flags |= KVP_OP_WAITS;
+    op->wait = (struct kvp_wire_point){.word = KVP_REPLAY_WORD, .value = begins};
+  }
+  if (ends != 0) {
+    op->flags |= KVP_OP_SIGNALS;
+    op->signal = (struct kvp_wire_point){.word = KVP_REPLAY_WORD, .value = ends};
+  }
+  step->point_count++;
+  return KVPOOL_OK;
+}
+
+static kvpool_status point_check(const kvpool_replay *replay, uint32_t op, const char *name, bool is_there,
+                                 const struct kvp_wire_point *point, kvpool_error *error) {
+  if (is_there && point->word != KVP_REPLAY_WORD) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, name, op, point->word,
+                       "op %u: its %s is word %u of a timeline, no point of a replay", op, name, point->word);
+  }
+  if (is_there && point->value > replay->points) {
+    return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, name, op, (int64_t)point->value,
+                       "op %u: its %s is point %llu, the replay has %u", op, name, (unsigned long long)point->value,
+                       replay->points);
+  }
+  return KVPOOL_OK;
+}
+
+static kvpool_status step_check(const kvpool_replay *replay, const kvpool_step *step, kvpool_error *error) {
+  const struct kvp_wire_op *ops = (const void *)step->wire_ops.data;
+  if (step->op_count == 0) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "the step has no op");
+  }
+  for (uint32_t i = 0; i < step->op_count; i++) {
+    const struct kvp_wire_op *op = &ops[i];
+    const bool waits = (op->flags & KVP_OP_WAITS) != 0, signals = (op->flags & KVP_OP_SIGNALS) != 0;
+    if (op->kind != KVP_OP_FUSED_STORE || (!waits && !signals)) {
+      return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "ops", i, op->kind,
+                         "op %u of a replay is no fused_store, or has no points", i);
+    }
+    kvpool_status status = point_check(replay, i, "wait", waits, &op->wait, error);
+    if (status == KVPOOL_OK) {
+      status = point_check(replay, i, "signal", signals, &op->signal, error);
+    }
+    if (status != KVPOOL_OK) {
+      return status;
+    }
+  }
+  if ((ops[step->op_count - 1].flags & KVP_OP_SIGNALS) == 0) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "the last op of a replay ends at a point");
+  }
+  return KVPOOL_OK;
+}
+
+/* A word in the timelines of an executor that has died reaches nobody. */
+static kvpool_status served_check(const kvpool_replay *replay, kvpool_error *error) {
+  if (replay->timelines != NULL && (replay->timelines != kvp_timelines_latest(replay->attachment) ||
+                                    !kvp_timelines_are_served(replay->timelines))) {
+    return kvp_fail(error, KVPOOL_DEVICE_LOST, "the executor that the replay's words were shared with has died");
+  }
+  return KVPOOL_OK;
+}
+
+kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step, uint64_t *step_id,
+                                 kvpool_error *error) {
+  assert(replay != NULL && step != NULL);
+  assert(step->attachment == NULL || step->attachment == replay->attachment);
+  kvpool_status status = step_check(replay, step, error);
+  if (status == KVPOOL_OK) {
+    status = served_check(replay, error);
+  }
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  const bool is_one_launch = replay->mode == KVPOOL_REPLAY_ONE_LAUNCH;
+  struct kvp_step_head head = {
+      .base = (replay->posted + 1) * replay->points,
+      .deadline_ns = replay->deadline_ns,
+      .words_buffer_id = is_one_launch ? replay->buffer->id : 0,
+      .replay = &replay->words,
+      .flags = KVP_STEP_NOT_ACCEPTED_TOLD | (is_one_launch ? (uint32_t)KVP_STEP_DEVICE_WORDS : 0U),
+  };
+  status = kvp_attachment_post_step(replay->attachment, step, &head, step_id, error);
+  replay->posted += status == KVPOOL_OK;
+  return status;
+}
+
+/* ---- streams ---- */
+
+static kvpool_status stream_point_check(const kvpool_replay *replay, uint32_t point, kvpool_error *error) {
+  assert(replay != NULL);
+  if (point == 0 || point > replay->points) {
+    return kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "point", -1, point, "point %u, the replay has 1 to %u", point,
+                       replay->points);
+  }
+  return KVPOOL_OK;
+}
+
+kvpool_status kvpool_replay_begin(kvpool_replay *replay, void *stream, kvpool_error *error) {
+  assert(replay != NULL);
+  return replay->backend->begin(replay, stream, error);
+}
+
+kvpool_status kvpool_replay_signal(kvpool_replay *replay, void *stream, uint32_t point, kvpool_error *error) {
+  kvpool_status status = stream_point_check(replay, point, error);
+  return status == KVPOOL_OK ? replay->backend->point(replay, stream, point, 0, error) : status;
+}
+
+kvpool_status kvpool_replay_wait(kvpool_replay *replay, void *stream, uint32_t point, kvpool_error *error) {
+  kvpool_status status = stream_point_check(replay, point, error);
+  return status == KVPOOL_OK ? replay->backend->point(replay, stream, 0, point, error) : status;
+}
+
+kvpool_status kvpool_replay_signal_and_wait(kvpool_replay *replay, void *stream, uint32_t point,
+                                            kvpool_error *error) {
+  kvpool_status status = stream_point_check(replay, point, error);
+  return status == KVPOOL_OK ? replay->backend->point(replay, stream, point, point, error) : status;
+}
+
+kvpool_status kvpool_replay_end(kvpool_replay *replay, void *stream, uint32_t last_point, kvpool_error *error) {
+  return kvpool_replay_wait(replay, stream, last_point, error);
+}
+
+/* ---- what went wrong ---- */
+
+static kvpool_status problem_error(uint64_t problem, kvpool_error *error) {
+  const unsigned long long point = problem >> kvp_replay_problem_bits;
+  switch (problem & ((1U << kvp_replay_problem_bits) - 1)) {
+  case KVP_REPLAY_LATE:
+    return kvp_fail_at(error, KVPOOL_DEADLINE_EXCEEDED, "point", -1, (int64_t)point,
+                       "the graph waited for point %llu until its deadline", point);
+  case KVP_REPLAY_POISONED:
+    return kvp_fail_at(error, KVPOOL_CANCELLED, "point", -1, (int64_t)point,
+                       "the graph waited for point %llu of a step that has failed", point);
+  default:
+    return kvp_fail(error, KVPOOL_CANCELLED, "the replay was aborted");
+  }
+}
+
+/* Memory-operation nodes wait for it without an end. */
+static void done_poison(kvpool_replay *replay) {
+  atomic_store_explicit(&replay->timelines->words[replay->words.done].value, KVP_TIMELINE_POISON,
+                        memory_order_release);
+}
+
+kvpool_status kvpool_replay_check(kvpool_replay *replay, kvpool_error *error) {
+  assert(replay != NULL);
+  kvpool_status status = served_check(replay, error);
+  if (status != KVPOOL_OK) {
+    done_poison(replay); /* once more: a graph that was launched before may have set it back */
+    return status;
+  }
+  const uint64_t problem = atomic_load_explicit(replay->problem, memory_order_acquire);
+  if (problem != 0) {
+    if (replay->timelines != NULL) {
+      done_poison(replay);
+    }
+    return problem_error(problem, error);
+  }
+  if (replay->timelines != NULL && atomic_load_explicit(&replay->timelines->words[replay->words.done].value,
+                                                        memory_order_acquire) >= KVP_TIMELINE_POISON) {
+    return kvp_fail(error, KVPOOL_CANCELLED, "a step of the replay's has failed");
+  }
+  return KVPOOL_OK;
+}
+
+void kvpool_replay_abort(kvpool_replay *replay) {
+  assert(replay != NULL);
+  uint64_t none = 0;
+  (void)atomic_compare_exchange_strong(replay->problem, &none, KVP_REPLAY_ABORTED);
+  if (replay->timelines != NULL) {
+    done_poison(replay);
+  }
+}
