@@ -136,7 +136,8 @@ static void hello(const char *description) {
   bool is_unit_test = !is_gpu(); /* a daemon has paths of its own */
   if (strcmp(body.device, mode) != 0 ||
       (is_unit_test && (strcmp(body.socket_path, "/socket") != 0 || strcmp(body.lock_path, "/lock") != 0 ||
-                        body.thread_count != 3))) {
+                        strcmp(body.attach_socket_path, "/workers") != 0 ||
+                        strcmp(body.attach_lock_path, "/workers.lock") != 0 || body.thread_count != 3))) {
     fail("a wrong hello");
   }
   char text[refusal_bytes_max];

@@ -120,8 +120,13 @@ static void watch_init(struct watch *watch, const char *device, const char *path
   memset(watch, 0, sizeof *watch);
   watch->serve_when_ready = true;
   watch->memory_bytes = 1234;
-  const struct kvp_link_options options = {
-      .device = device, .executor_path = path, .socket_path = "/socket", .lock_path = "/lock", .thread_count = 3};
+  const struct kvp_link_options options = {.device = device,
+                                           .executor_path = path,
+                                           .socket_path = "/socket",
+                                           .lock_path = "/lock",
+                                           .attach_socket_path = "/workers",
+                                           .attach_lock_path = "/workers.lock",
+                                           .thread_count = 3};
   assert_int_equal(uv_loop_init(&watch->loop), 0);
   assert_int_equal(uv_timer_init(&watch->loop, &watch->tick), 0);
   assert_int_equal(uv_timer_start(&watch->tick, on_tick, 10, 10), 0);
