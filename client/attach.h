@@ -31,8 +31,8 @@ uint64_t kvp_now_ns(void);
 struct kvp_mapping {
   bool on_device;
   kvpool_map_access access;
-  const char *uuid; /* of the GPU whose memory it is */
-  void *base;       /* NULL: nothing is mapped */
+  char uuid[kvp_name_bytes_max]; /* of the GPU whose memory it is */
+  void *base;                    /* NULL: nothing is mapped */
   uint64_t bytes;
   uint64_t mapped_bytes;
   uint32_t chunk_count;
@@ -43,6 +43,18 @@ struct kvp_mapping {
 kvpool_status kvp_mapping_add(struct kvp_mapping *mapping, const struct kvp_fd_message *message, kvpool_error *error);
 bool kvp_mapping_is_whole(const struct kvp_mapping *mapping);
 void kvp_mapping_deinit(struct kvp_mapping *mapping);
+
+/* ---- arrays: dlpack.c ---- */
+
+/* Who keeps the memory of an array: `release` gives back a reference that the caller has taken. */
+struct kvp_array_owner {
+  void *object;
+  void (*release)(void *object);
+};
+
+/* Takes over the owner's reference on success only. */
+kvpool_status kvp_array_export(const struct kvp_mapping *mapping, const kvpool_array *array, bool is_versioned,
+                               struct kvp_array_owner owner, void **managed, kvpool_error *error);
 
 /* ---- timelines: timeline.c ---- */
 

@@ -10,6 +10,7 @@
 #include "client/worker_cuda.h"
 
 struct kvp_attached_buffer {
+  atomic_uint references; /* the buffer's, and each array's */
   kvpool_attachment *attachment;
   struct kvp_mapping mapping; /* base NULL: not mapped by us */
   void *data;                 /* where the buffer begins */
@@ -42,10 +43,17 @@ static kvpool_status buffer_on_part(void *context, struct kvp_fd_message *messag
   return status;
 }
 
+static void attached_unref(void *object) {
+  struct kvp_attached_buffer *attached = object;
+  if (atomic_fetch_sub_explicit(&attached->references, 1, memory_order_acq_rel) == 1) {
+    kvp_mapping_deinit(&attached->mapping);
+    kvp_attachment_unref(attached->attachment);
+    free(attached);
+  }
+}
+
 static void buffer_free(kvpool_buffer *buffer) {
-  kvp_mapping_deinit(&buffer->attached->mapping);
-  kvp_attachment_unref(buffer->attached->attachment);
-  free(buffer->attached);
+  attached_unref(buffer->attached);
   free(buffer);
 }
 
@@ -61,10 +69,11 @@ static kvpool_buffer *buffer_new(kvpool_attachment *attachment, bool is_owned) {
   *attached = (struct kvp_attached_buffer){
       .attachment = attachment,
       .mapping = {.access = KVPOOL_MAP_READ_WRITE,
-                  .on_device = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0,
-                  .uuid = attachment->welcome.uuid},
+                  .on_device = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0},
       .is_owned = is_owned,
   };
+  atomic_init(&attached->references, 1);
+  memcpy(attached->mapping.uuid, attachment->welcome.uuid, sizeof attached->mapping.uuid);
   buffer->attached = attached;
   return buffer;
 }
@@ -204,6 +213,23 @@ kvpool_status kvp_attached_buffer_release(kvpool_buffer *buffer, kvpool_error *e
     }
   }
   buffer_free(buffer);
+  return status;
+}
+
+kvpool_status kvpool_buffer_export(kvpool_buffer *buffer, const kvpool_array *array, bool is_versioned,
+                                   void **managed, kvpool_error *error) {
+  assert(buffer != NULL && array != NULL && managed != NULL);
+  struct kvp_attached_buffer *attached = buffer->attached;
+  if (attached == NULL || attached->mapping.base == NULL) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "buffer %llu is not mapped by this library",
+                    (unsigned long long)buffer->id);
+  }
+  atomic_fetch_add_explicit(&attached->references, 1, memory_order_relaxed);
+  const struct kvp_array_owner owner = {.object = attached, .release = attached_unref};
+  kvpool_status status = kvp_array_export(&attached->mapping, array, is_versioned, owner, managed, error);
+  if (status != KVPOOL_OK) {
+    attached_unref(attached);
+  }
   return status;
 }
 

@@ -8,6 +8,7 @@
 #include "proto/format.h"
 
 struct kvpool_pool_map {
+  atomic_uint references; /* the user's, and each array's */
   kvpool_attachment *attachment;
   kvpool_pool *pool;
   uint32_t region_count;
@@ -220,12 +221,13 @@ kvpool_status kvpool_attachment_map_pool(kvpool_attachment *attachment, const ch
   }
   kvp_attachment_ref(attachment);
   map->attachment = attachment;
+  atomic_init(&map->references, 1);
   request->map = map;
   request->name = name;
   for (uint32_t i = 0; i < kvp_regions_per_pool_max; i++) {
     map->mappings[i].access = access;
     map->mappings[i].on_device = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0;
-    map->mappings[i].uuid = attachment->welcome.uuid;
+    memcpy(map->mappings[i].uuid, attachment->welcome.uuid, sizeof map->mappings[i].uuid);
   }
   const struct kvp_attach_request asked = {
       .kind = KVP_ATTACH_MAP_POOL, .body = &body, .body_bytes = sizeof body, .fd = -1};
@@ -242,8 +244,9 @@ kvpool_status kvpool_attachment_map_pool(kvpool_attachment *attachment, const ch
   return KVPOOL_OK;
 }
 
-void kvpool_pool_map_destroy(kvpool_pool_map *map) {
-  if (map == NULL) {
+static void map_unref(void *object) {
+  kvpool_pool_map *map = object;
+  if (atomic_fetch_sub_explicit(&map->references, 1, memory_order_acq_rel) != 1) {
     return;
   }
   for (uint32_t i = 0; i < kvp_regions_per_pool_max; i++) {
@@ -252,6 +255,39 @@ void kvpool_pool_map_destroy(kvpool_pool_map *map) {
   kvpool_pool_destroy(map->pool);
   kvp_attachment_unref(map->attachment);
   free(map);
+}
+
+void kvpool_pool_map_destroy(kvpool_pool_map *map) {
+  if (map != NULL) {
+    map_unref(map);
+  }
+}
+
+/* The region that an address lies in; NULL: none. */
+static const struct kvp_mapping *map_find(const kvpool_pool_map *map, const void *data) {
+  for (uint32_t i = 0; i < map->region_count; i++) {
+    const struct kvp_mapping *mapping = &map->mappings[i];
+    if (mapping->base != NULL && (uintptr_t)data - (uintptr_t)mapping->base < mapping->bytes) {
+      return mapping;
+    }
+  }
+  return NULL;
+}
+
+kvpool_status kvpool_pool_map_export(kvpool_pool_map *map, const kvpool_array *array, bool is_versioned,
+                                     void **managed, kvpool_error *error) {
+  assert(map != NULL && array != NULL && managed != NULL);
+  const struct kvp_mapping *mapping = map_find(map, array->data);
+  if (mapping == NULL) {
+    return kvp_fail(error, KVPOOL_OUT_OF_RANGE, "address %p is in no region of the map", array->data);
+  }
+  atomic_fetch_add_explicit(&map->references, 1, memory_order_relaxed);
+  const struct kvp_array_owner owner = {.object = map, .release = map_unref};
+  kvpool_status status = kvp_array_export(mapping, array, is_versioned, owner, managed, error);
+  if (status != KVPOOL_OK) {
+    map_unref(map);
+  }
+  return status;
 }
 
 const kvpool_pool *kvpool_pool_map_pool(const kvpool_pool_map *map) {

@@ -10,5 +10,7 @@ kvpool_status kvp_cuda_reserve(struct kvp_mapping *mapping, kvpool_error *error)
 kvpool_status kvp_cuda_map_chunk(struct kvp_mapping *mapping, int fd, uint64_t bytes, kvpool_error *error);
 /* Whatever is mapped, and the address space. */
 void kvp_cuda_unmap(struct kvp_mapping *mapping);
+/* This process's number of the GPU; -1: it doesn't see it. */
+int kvp_cuda_ordinal(const char *uuid);
 
 #endif

@@ -38,8 +38,10 @@ struct kvp_control_hello {
   uint32_t version;
   uint32_t thread_count; /* host backend: kernel threads; 0 = one per core */
   char device[kvp_name_bytes_max];
-  char socket_path[256]; /* unlinked by the executor when it finds its supervisor dead; "" = none */
-  char lock_path[256];   /* whose lock the supervisor holds as long as it lives */
+  char socket_path[256];        /* unlinked by the executor when it finds its supervisor dead; "" = none */
+  char lock_path[256];          /* whose lock the supervisor holds as long as it lives */
+  char attach_socket_path[256]; /* the same of the socket that workers attach to */
+  char attach_lock_path[256];
 };
 
 struct kvp_control_memory {

@@ -54,7 +54,6 @@ enum {
   /* attachments: workers on this host, a ring each */
   kvp_attachments_max = 256,
   kvp_attachments_per_session_max = 64,
-  kvp_attach_requests_max = 16, /* of one attachment without an answer; a worker that sends more waits */
   kvp_worker_ring_commands = 1024,
   kvp_worker_ring_command_arena_bytes = 8 << 20, /* a step is at most half of it */
   kvp_worker_ring_completions = 2048,

@@ -32,7 +32,9 @@ static enum kvp_status hello_check(const struct kvp_fd_message *message, const c
   }
   if (memchr(out->device, '\0', sizeof out->device) == NULL ||
       memchr(out->socket_path, '\0', sizeof out->socket_path) == NULL ||
-      memchr(out->lock_path, '\0', sizeof out->lock_path) == NULL) {
+      memchr(out->lock_path, '\0', sizeof out->lock_path) == NULL ||
+      memchr(out->attach_socket_path, '\0', sizeof out->attach_socket_path) == NULL ||
+      memchr(out->attach_lock_path, '\0', sizeof out->attach_lock_path) == NULL) {
     return kvp_error_set(error, KVP_MALFORMED, "a name in HELLO has no end");
   }
   if (strcmp(out->device, device) != 0) {
@@ -83,17 +85,22 @@ static bool lock_patiently(int lock) {
   return locked;
 }
 
-void kvp_hello_clean_up(const struct kvp_hello *hello) {
-  if (hello->body.lock_path[0] == '\0' || hello->body.socket_path[0] == '\0') {
+static void remove_stale(const char *socket_path, const char *lock_path) {
+  if (lock_path[0] == '\0' || socket_path[0] == '\0') {
     return;
   }
-  int lock = open(hello->body.lock_path, O_RDWR | O_CLOEXEC);
+  int lock = open(lock_path, O_RDWR | O_CLOEXEC);
   if (lock < 0) {
     return;
   }
   /* A successor takes the lock before it makes its socket: while we hold it, the socket there is the dead one's. */
-  if (lock_patiently(lock) && unlink(hello->body.socket_path) == 0) {
-    kvp_log(KVP_LOG_WARNING, "stale_socket_removed", "path=\"%s\"", hello->body.socket_path);
+  if (lock_patiently(lock) && unlink(socket_path) == 0) {
+    kvp_log(KVP_LOG_WARNING, "stale_socket_removed", "path=\"%s\"", socket_path);
   }
   (void)close(lock);
+}
+
+void kvp_hello_clean_up(const struct kvp_hello *hello) {
+  remove_stale(hello->body.socket_path, hello->body.lock_path);
+  remove_stale(hello->body.attach_socket_path, hello->body.attach_lock_path);
 }

@@ -17,8 +17,8 @@ struct kvp_hello {
 enum kvp_status kvp_hello_receive(int socket, const char *device, struct kvp_hello *out, struct kvp_error *error);
 void kvp_hello_close_fds(const struct kvp_hello *hello);
 
-/* The control socket has closed. If nobody holds the supervisor's lock, it died without a successor and its listening
- * socket is left over: this removes it. */
+/* The control socket has closed. If nobody holds the supervisor's locks, it died without a successor and its listening
+ * sockets are left over: this removes them. */
 void kvp_hello_clean_up(const struct kvp_hello *hello);
 
 #endif

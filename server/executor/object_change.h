@@ -19,20 +19,21 @@ enum kvp_object_change_kind {
 /* What is removed is gone for new steps at once. While old ones use it the change is pending: it is the serving
  * thread's until it comes back as news. */
 struct kvp_object_change {
-  struct kvp_news news; /* the first field */
+  struct kvp_news news;         /* the first field */
+  uint64_t id;                  /* of what is removed */
+  struct kvp_pool *pool;        /* in: added; out: removed */
+  struct kvp_buffer *buffer;    /* likewise */
+  struct kvp_served_ring *ring; /* likewise */
   enum kvp_object_change_kind kind;
-  uint64_t id;                    /* of what is removed */
-  struct kvp_pool *pool;          /* in: added; out: removed */
-  struct kvp_buffer *buffer;      /* in: added; out: removed */
-  struct kvp_served_ring *ring;   /* in: added; out: removed */
   enum kvp_status status;         /* out */
   struct kvp_error error;         /* out */
-  bool is_pending;                /* out: it isn't done yet, but will be */
   struct kvp_object_change *next; /* of those pending: the serving thread's */
 
   /* The control thread's own. */
-  uint32_t request;
   struct kvp_object_change *next_asked;
+  uint32_t request;
+
+  bool is_pending; /* out: it isn't done yet, but will be */
 };
 
 #endif

@@ -1,4 +1,5 @@
 /* How an attachment begins: a connection, and its first message. Loop thread only. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +75,7 @@ static enum kvp_status attach(struct kvp_attachment *attachment, const struct kv
   if (status != KVP_OK) {
     return status;
   }
+  assert(session != NULL && device != NULL);
   status = kvp_fd_budget_charge(&daemon->fds, "an attachment", kvp_attachment_fds, KVP_BUSY, error);
   if (status != KVP_OK) {
     return status;

@@ -199,6 +199,8 @@ enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const
       .executor_path = daemon->config->executor_path,
       .socket_path = daemon->config->socket_path,
       .lock_path = daemon->config->lock_path,
+      .attach_socket_path = daemon->config->attach_socket_path,
+      .attach_lock_path = daemon->config->attach_lock_path,
       .thread_count = daemon->config->device_thread_count,
   };
   return kvp_executor_link_new(daemon->loop, &options, &link_events, device, &device->link, error);

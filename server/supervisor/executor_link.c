@@ -382,6 +382,10 @@ enum kvp_status kvp_executor_link_new(uv_loop_t *loop, const struct kvp_link_opt
       text_copy(hello->socket_path, sizeof hello->socket_path, "socket path", options->socket_path, error) !=
           KVP_OK ||
       text_copy(hello->lock_path, sizeof hello->lock_path, "lock path", options->lock_path, error) != KVP_OK ||
+      text_copy(hello->attach_socket_path, sizeof hello->attach_socket_path, "attach socket path",
+                options->attach_socket_path, error) != KVP_OK ||
+      text_copy(hello->attach_lock_path, sizeof hello->attach_lock_path, "attach lock path",
+                options->attach_lock_path, error) != KVP_OK ||
       text_copy(link->executor_path, sizeof link->executor_path, "executor path", options->executor_path, error) !=
           KVP_OK) {
     free(link);

@@ -32,6 +32,8 @@ struct kvp_link_options {
   const char *executor_path;
   const char *socket_path; /* for the executor to remove should it find us dead */
   const char *lock_path;
+  const char *attach_socket_path; /* the same; "": there is none */
+  const char *attach_lock_path;
   uint32_t thread_count;
 };
 

@@ -9,6 +9,7 @@ from support.client import Step
 from support.errors import RpcFailure, StepFailure
 from support.fused import Recipe, rope_table, transformed
 from support.reference import RegionModel
+from support.ring_door import RingDoor
 from support.sheet import Sheet
 from support.stubs import pb
 from support.traffic import random_rows
@@ -47,7 +48,7 @@ class Pages:
 
 
 class Scene:
-    def __init__(self, daemon, client, session, name, fmt):
+    def __init__(self, daemon, client, session, name, fmt, door="queue"):
         self.client, self.session, self.format = client, session, fmt
         self.rng = np.random.default_rng(41)
         spec = [{"name": "kv", "format": fmt.name, "num_layers": LAYERS}]
@@ -61,7 +62,7 @@ class Scene:
             self.ring_pages.fill(session, self.ring(layer), layer, self.rng)
             self.paged_pages.fill(session, self.paged(layer), layer, self.rng)
         self.sheet = Sheet(session, self.rng)
-        self.queue = session.open_queue()
+        self.queue = session.open_queue() if door == "queue" else RingDoor(session)
 
     def ring(self, layer=0):
         return pb.RegionRef(pool_id=self.ring_pool.pool_id, layer=layer)
@@ -119,9 +120,14 @@ class Scene:
         self.client.delete_pool(self.paged_pool.pool_id, force=True)
 
 
+@pytest.fixture(params=["queue", "ring"])
+def door(request):
+    return request.param
+
+
 @pytest.fixture(params=[V41], ids=lambda f: f.name)
-def scene(request, daemon, client, session, pool_name):
-    made = Scene(daemon, client, session, pool_name, request.param)
+def scene(request, daemon, client, session, pool_name, door):
+    made = Scene(daemon, client, session, pool_name, request.param, door)
     yield made
     made.close()
 

@@ -786,6 +786,83 @@ def test_a_worker_is_killed(client, session, path, pool, pool_name):
     session.allocate(pool.pool_id, 1)
 
 
+# Where a worker may die: what it does, then kill -9.
+DYING = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from support import attach_wire as wire
+from support.attach_ring import ACCEPTED, Ring, zero_blocks
+from support.stubs import pb
+path, point, pool_id, epoch, blocks = sys.argv[2], sys.argv[5], int(sys.argv[7]), int(sys.argv[8]), [int(sys.argv[9])]
+ref = pb.SessionRef(session_id=int(sys.argv[3]), secret=bytes.fromhex(sys.argv[4]))
+name = wire.PoolName(sys.argv[6].encode())
+
+def die(at):
+    if at == point:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+connection = wire.WireSocket(path)
+die("connected")
+connection.send(wire.ATTACH, 1, wire.hello(ref))
+die("asked")
+connection.receive().close()
+die("answered")
+connection.close()
+attachment = wire.Attachment(path, ref)
+die("attached")
+attachment.wire.send(wire.MAP_POOL, 50, name)
+die("mapping")
+attachment.answers(50)
+attachment.wire.send(wire.CREATE_BUFFER, 51, wire.BufferBody(0, 1 << 20, 0))
+die("making a buffer")
+attachment.answers(51)
+fd = os.memfd_create("worker", os.MFD_ALLOW_SEALING)
+os.ftruncate(fd, 4096)
+__import__("fcntl").fcntl(fd, 1033, 7)
+attachment.wire.send(wire.IMPORT_BUFFER, 52, wire.Import(wire.MEMFD, 0, 4096, 0, 4096), [fd])
+die("importing")
+buffer = attachment.answers(52)[0].body
+ring = Ring(attachment.shared)
+ring.post(1, 1, zero_blocks(pool_id, blocks, epoch, signal=(512, 1)))
+die("step posted")
+ring.wait(1)
+ring.post(1, 2, zero_blocks(pool_id, blocks, epoch, wait=(3, 5), signal=(512, 2)))
+ring.wait(2, (ACCEPTED,))
+die("step waiting")
+attachment.wire.send(wire.RELEASE_BUFFER, 53, wire.BufferBody(buffer.buffer_id, 0, 0))
+die("releasing")
+for number in range(100):
+    attachment.wire.send(wire.MAP_POOL, 100 + number, name)
+    if number == 3:
+        die("asking for more")
+"""
+POINTS = ("connected", "asked", "answered", "attached", "mapping", "making a buffer", "importing", "step posted",
+          "step waiting", "releasing", "asking for more")
+
+
+@host_only
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_dies_at(client, path, pool, pool_name, point):
+    """Another worker of its session, and the blocks, don't care."""
+    session = client.open_session("theirs")
+    other = Attachment(path, session.ref)
+    [block] = session.allocate(pool.pool_id, 1)
+    before = client.device().buffer_bytes
+    ended = subprocess.run([sys.executable, "-c", DYING, os.path.dirname(os.path.dirname(__file__)), path,
+                            str(session.ref.session_id), session.ref.secret.hex(), point, pool_name,
+                            str(pool.pool_id), str(session.epoch), str(block)], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    wait_until(lambda: len(mine(client, session)) == 1, "it is gone")
+    assert client.device().buffer_bytes == before and client.device().restarts == 0
+    ring = Ring(other.shared)
+    ring.post(1, 1, zero_blocks(pool.pool_id, [block], session.epoch))
+    assert ring.wait(1).kind == DONE
+    session.free(pool.pool_id, [block])
+    wait_until(lambda: state_of(client, pool, block) == pb.BLOCK_FREE, "the block free")
+    session.close()
+    other.close()
+
+
 def test_nothing_leaks(client, session, path, pool, pool_name, daemon):
     """Attach, use, detach, many times: descriptors, maps and memory are the same afterwards."""
     def once(i):
@@ -804,6 +881,67 @@ def test_nothing_leaks(client, session, path, pool, pool_name, daemon):
         once(i)
     wait_until(lambda: not mine(client, session), "gone")
     wait_until(lambda: used() <= before, f"{before}, now {used()}")
+
+
+# ---- executors that do not do what they should ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def start_fake(start_daemon, monkeypatch):
+    """A daemon whose executor does `rings` with a worker's ring; see tests/unit/fake_executor.c."""
+    def start(rings):
+        monkeypatch.setenv("FAKE_EXECUTOR_RINGS", rings)
+        daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path(), device_memory="0")
+        client = daemon.client()
+        return daemon, client, client.open_session()
+    return start
+
+
+def test_an_executor_that_refuses_a_ring(start_fake):
+    daemon, client, session = start_fake("refuse")
+    before = open_descriptors(daemon)
+    for _ in range(3):
+        with pytest.raises(Refused) as caught:
+            Attachment(client.info().attach_socket, session.ref)
+        assert (caught.value.status, caught.value.text) == ("busy", "no room for a ring")
+    wait_until(lambda: not mine(client, session) and open_descriptors(daemon) == before, "nothing left")
+
+
+def test_an_executor_that_dies_of_a_ring(start_fake):
+    daemon, client, session = start_fake("die")
+    with pytest.raises(Refused) as caught:
+        Attachment(client.info().attach_socket, session.ref)
+    assert caught.value.status == "device_lost"
+    wait_until(lambda: not mine(client, session), "nothing left")
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_SERVING, "serving again")
+    assert daemon.process.poll() is None
+
+
+def test_an_executor_that_answers_late(start_fake):
+    """A worker goes, and then its session, while the executor has not said yet that it has the ring."""
+    daemon, client, session = start_fake("late")
+    path, before = client.info().attach_socket, open_descriptors(daemon)
+    for _ in range(2):
+        connection = WireSocket(path)
+        connection.send(wire.ATTACH, 1, hello(session.ref))
+        wait_until(lambda: [a.state for a in mine(client, session)] == [pb.ATTACHMENT_ATTACHING], "attaching")
+        connection.close()
+        wait_until(lambda: not mine(client, session), "gone")
+    connection = WireSocket(path)
+    connection.send(wire.ATTACH, 1, hello(session.ref))
+    wait_until(lambda: mine(client, session), "attaching")
+    session.close()
+    assert refusal_and_end(connection).text == "closed by CloseSession"
+    wait_until(lambda: not client.list_sessions() and open_descriptors(daemon) == before, "nothing left")
+
+
+def test_an_executor_that_gives_a_ring_up(start_fake):
+    daemon, client, session = start_fake("fail")
+    with Attachment(client.info().attach_socket, session.ref) as attachment:
+        ended = attachment.wait_event(wire.ENDED)
+        assert ended.body.text.decode() == f"nonsense in ring {attachment.welcome.attachment_id}"
+    wait_until(lambda: not mine(client, session), "gone")
+    assert daemon.process.poll() is None and client.device("cuda:0").restarts == 0
 
 
 # ---- the executor dies ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Random stores and loads against the reference. After each step the whole region and the whole buffer are compared,
+"""Random stores and loads against the reference, by every door. After each step the whole region and the whole buffer are compared,
 so that a byte that nobody asked for shows wherever it falls.
 
 KVPOOL_CASES sets the number of cases, KVPOOL_SEED their seed (printed when one fails).
@@ -14,6 +14,7 @@ from support.catalogue import FORMATS, Geometry, bf16_of_width
 from support.client import Step
 from support.device import ON_GPU
 from support.reference import RegionModel
+from support.ring_door import RingDoor
 from support.stubs import pb
 
 CASES = int(os.environ.get("KVPOOL_CASES", "10000"))
@@ -134,7 +135,8 @@ class Bench:
         self.buffer_memory = daemon.buffer_memory(self.buffer)
         self.region = self.region_memory.array
         self.bytes = self.buffer_memory.array
-        self.queue = session.open_queue()
+        self.queue, self.ring = session.open_queue(), RingDoor(session)
+        self.doors = [self.queue, self.ring, session]
         self.fill_region()
         self.expected_region = self.region.copy()
         self.model = RegionModel(self.geometry, self.expected_region[:self.geometry.region_bytes])
@@ -154,6 +156,7 @@ class Bench:
 
     def close(self):
         self.queue.finish()
+        self.ring.finish()
         self.buffer.release()
         self.region = self.bytes = None
         self.region_memory.close()
@@ -233,7 +236,7 @@ class Bench:
     def finish_step(self, step, later):
         self.expected_bytes[:] = self.bytes
         self.buffer_memory.flush()
-        reports = self.queue.run(step) if self.rng.random() < 0.8 else self.session.run(step)
+        reports = self.doors[self.rng.choice(3, p=[0.4, 0.4, 0.2])].run(step)
         assert len(reports) == len(later)
         for apply, report in zip(later, reports):
             apply(report)

@@ -6,6 +6,7 @@ import pytest
 from support import catalogue, golden, reference
 from support.client import Step
 from support.device import ON_GPU
+from support.ring_door import RingDoor
 from support.stubs import pb
 
 CANARY_BYTES = 4096
@@ -93,7 +94,7 @@ def test_inline_rows(scene, chunk_bytes):
     scene.check_memory()
 
 
-@pytest.mark.parametrize("door", ["queue", "call"])
+@pytest.mark.parametrize("door", ["queue", "call", "ring"])
 def test_steps_and_buffers(scene, door):
     case, session, fmt = scene.case, scene.session, scene.format
     source = session.create_buffer(case.arrays["rows"].nbytes)
@@ -110,8 +111,8 @@ def test_steps_and_buffers(scene, door):
     step = Step()
     step.store(scene.region, source.view(0, len(case.arrays["rows"]), fmt.row_bytes), case.arrays["slots"])
     step.load(scene.region, case.arrays["segments"], case.total_k, out_view, scale_view)
-    if door == "queue":
-        steps = session.open_queue()
+    if door != "call":
+        steps = session.open_queue() if door == "queue" else RingDoor(session)
         reports = steps.run(step)
         steps.finish()
     else:

@@ -9,6 +9,7 @@ from support.client import Step
 from support.device import ON_GPU
 from support.fused import Recipe, rope_table, transformed
 from support.reference import RegionModel
+from support.ring_door import RingDoor
 from support.sheet import Sheet
 from support.stubs import pb
 from support.traffic import random_rows
@@ -19,6 +20,18 @@ SOURCES = ["inline", "buffer"]
 @pytest.fixture
 def rng():
     return np.random.default_rng(31)
+
+
+@pytest.fixture(params=["call", "ring"])
+def session(request, session):
+    """Whose steps come by gRPC, or through a worker's ring."""
+    if request.param == "call":
+        yield session
+        return
+    door = RingDoor(session)
+    session.run = door.run
+    yield session
+    door.finish()
 
 
 @pytest.fixture

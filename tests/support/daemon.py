@@ -49,6 +49,7 @@ class Daemon:
         self.owns_directory = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="kvpoold-test-", dir="/tmp"))
         self.socket = self.directory / "kvpoold.sock"
+        self.attach_socket = self.directory / "kvpoold.attach.sock"
         self.log_path = self.directory / f"kvpoold-{time.monotonic_ns()}.log"
         self.command = [str(kvpoold_path()), "--socket", str(self.socket), "--executor", str(executor or executor_path()),
                         "--device-threads", str(threads), "--device-memory", device_memory, "--log-level", log_level]
@@ -165,7 +166,7 @@ class Daemon:
     def _check_nothing_left(self):
         wait_until(lambda: not any(is_running(pid) for pid in self.seen_executors),
                    f"executors {self.seen_executors} gone")
-        wait_until(lambda: not self.socket.exists(), "socket removed")
+        wait_until(lambda: not self.socket.exists() and not self.attach_socket.exists(), "sockets removed")
         wait_until(lambda: not memory.holders(self.seen_memory), f"memfds held: {memory.holders(self.seen_memory)}")
 
     def _remove_directory(self):

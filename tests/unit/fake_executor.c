@@ -12,6 +12,12 @@
  *   memfds  chunks are descriptors that no check of ours would pass, and it does not say so
  *   cuda:*  a GPU of 80 GiB, 8 of them in use by others, that counts in 2 MiB; chunks are a driver's descriptors.
  *           Every start that finds the file $FAKE_EXECUTOR_BUSY refuses HELLO as busy, with the file's first line.
+ *
+ * What it does with a worker's ring says $FAKE_EXECUTOR_RINGS: takes it (without), or
+ *   refuse  refuses it
+ *   die     kills itself
+ *   late    answers when it is to be detached, and not before
+ *   fail    takes it, and says at once that there is nonsense in it and in another one that nobody knows
  */
 #include <dirent.h>
 #include <signal.h>
@@ -37,7 +43,8 @@ static const char *mode;
 static struct kvp_fd_message message;
 static struct kvp_ring ring;
 static int wake_supervisor = -1;
-static uint32_t imported; /* chunks of the import under way */
+static uint32_t imported;     /* chunks of the import under way */
+static uint32_t ring_request; /* of the ring that is answered late; 0: none */
 
 static bool mode_is(const char *name) {
   return strcmp(mode, name) == 0;
@@ -129,7 +136,8 @@ static void hello(const char *description) {
   bool is_unit_test = !is_gpu(); /* a daemon has paths of its own */
   if (strcmp(body.device, mode) != 0 ||
       (is_unit_test && (strcmp(body.socket_path, "/socket") != 0 || strcmp(body.lock_path, "/lock") != 0 ||
-                        body.thread_count != 3))) {
+                        strcmp(body.attach_socket_path, "/workers") != 0 ||
+                        strcmp(body.attach_lock_path, "/workers.lock") != 0 || body.thread_count != 3))) {
     fail("a wrong hello");
   }
   char text[refusal_bytes_max];
@@ -195,6 +203,39 @@ static void memory_import(const struct kvp_control_chunks *chunks, uint32_t requ
   }
 }
 
+static bool rings_are(const char *what) {
+  const char *asked = getenv("FAKE_EXECUTOR_RINGS");
+  return asked != NULL && strcmp(asked, what) == 0;
+}
+
+static void ring_fail(uint64_t attachment_id) {
+  struct kvp_control_ring_failed failed = {.attachment_id = attachment_id};
+  (void)kvp_error_set(&failed.error, KVP_MALFORMED, "nonsense in ring %llu", (unsigned long long)attachment_id);
+  reply(KVP_CONTROL_RING_FAILED, 0, &failed, sizeof failed, NULL, 0);
+}
+
+static void ring_attach(const struct kvp_control_ring *asked, uint32_t request) {
+  if (rings_are("die")) {
+    (void)kill(getpid(), SIGKILL);
+  } else if (rings_are("late")) {
+    ring_request = request;
+  } else if (rings_are("refuse")) {
+    reply_result(request, KVP_BUSY, "no room for a ring");
+  } else {
+    reply_result(request, KVP_OK, "");
+    if (rings_are("fail")) {
+      ring_fail(asked->attachment_id + 1000);
+      ring_fail(asked->attachment_id);
+    }
+  }
+}
+
+static void ring_detach(uint32_t request) {
+  reply_result(ring_request, KVP_OK, ""); /* no request is numbered 0 */
+  ring_request = 0;
+  reply_result(request, KVP_OK, "");
+}
+
 static void handle(void) {
   if (mode_is("garbage") && message.request != 0) {
     (void)send(control, "garbage", 7, 0);
@@ -208,6 +249,12 @@ static void handle(void) {
     struct kvp_control_chunks chunks;
     memcpy(&chunks, message.body, sizeof chunks);
     memory_import(&chunks, message.request);
+  } else if (message.kind == KVP_CONTROL_RING_ATTACH) {
+    struct kvp_control_ring asked;
+    memcpy(&asked, message.body, sizeof asked);
+    ring_attach(&asked, message.request);
+  } else if (message.kind == KVP_CONTROL_RING_DETACH) {
+    ring_detach(message.request);
   } else {
     reply_result(message.request, KVP_OK, "");
   }
@@ -235,7 +282,8 @@ static void serve_commands(void) {
     if (mode_is("corrupt")) {
       ring.completions.position += 10; /* ten records that were never written */
     }
-    complete(KVP_COMPLETION_DONE, record.tag, payload, record.payload_bytes);
+    bool is_fence = record.kind == KVP_COMMAND_FENCE;
+    complete(is_fence ? KVP_COMPLETION_FENCED : KVP_COMPLETION_DONE, record.tag, payload, record.payload_bytes);
     if (mode_is("done")) {
       (void)kill(getpid(), SIGKILL);
     }

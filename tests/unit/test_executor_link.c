@@ -120,8 +120,13 @@ static void watch_init(struct watch *watch, const char *device, const char *path
   memset(watch, 0, sizeof *watch);
   watch->serve_when_ready = true;
   watch->memory_bytes = 1234;
-  const struct kvp_link_options options = {
-      .device = device, .executor_path = path, .socket_path = "/socket", .lock_path = "/lock", .thread_count = 3};
+  const struct kvp_link_options options = {.device = device,
+                                           .executor_path = path,
+                                           .socket_path = "/socket",
+                                           .lock_path = "/lock",
+                                           .attach_socket_path = "/workers",
+                                           .attach_lock_path = "/workers.lock",
+                                           .thread_count = 3};
   assert_int_equal(uv_loop_init(&watch->loop), 0);
   assert_int_equal(uv_timer_init(&watch->loop, &watch->tick), 0);
   assert_int_equal(uv_timer_start(&watch->tick, on_tick, 10, 10), 0);
@@ -501,6 +506,41 @@ static void test_memory_outlives_executors(void **state) {
   assert_int_equal(open_fd_count(), before);
 }
 
+/* With a descriptor and (an IPC handle) without: opened again by the next one, closed with the last word. */
+static void test_memory_of_a_worker(void **state) {
+  (void)state;
+  for (uint32_t with_fd = 0; with_fd < 2; with_fd++) {
+    struct watch watch;
+    struct kvp_memory *memory = NULL;
+    struct kvp_fd_budget fds = {.limit = kvp_memory_open_fds, .used = kvp_memory_open_fds};
+    const struct kvp_control_open open = {.allocation_bytes = 8192, .offset_bytes = 16, .bytes = 100};
+    watch_start(&watch, "good");
+    watch_until(&watch, 'R', 1);
+    int without = open_fd_count();
+    int fd = with_fd ? kvp_memory_fd_create("test", 8192, NULL) : -1;
+    kvp_memory_open(watch.link, &fds, 7, &open, fd, on_memory, &watch, &memory);
+    watch_until(&watch, 'm', 1);
+    assert_int_equal(watch.memory_result.status, KVP_OK);
+    assert_int_equal(kvp_memory_bytes(memory), 100);
+    assert_int_equal(kvp_memory_chunk_count(memory), with_fd);
+    assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
+    watch_until(&watch, 'R', 2);
+    kvp_memory_restore(memory, on_memory, &watch);
+    watch_until(&watch, 'm', 2);
+    assert_int_equal(watch.memory_result.status, KVP_OK);
+    assert_int_equal(open_fd_count(), without + (int)with_fd);
+    kvp_memory_restore(memory, on_memory, &watch);
+    kvp_memory_destroy(memory); /* under way: the answer is waited for */
+    assert_int_equal(fds.used, kvp_memory_open_fds);
+    request(&watch, KVP_CONTROL_BUFFER_ATTACH);
+    watch_until(&watch, 'r', 1);
+    assert_int_equal(watch_count(&watch, 'm'), 2);
+    assert_int_equal(fds.used, 0);
+    assert_int_equal(open_fd_count(), without);
+    watch_end(&watch);
+  }
+}
+
 static void test_memory_destroyed_while_made(void **state) {
   (void)state;
   struct watch watch;
@@ -608,6 +648,7 @@ int main(void) {
       cmocka_unit_test(test_corrupt_lane_is_given_up),
       cmocka_unit_test(test_full_lane),
       cmocka_unit_test(test_memory_outlives_executors),
+      cmocka_unit_test(test_memory_of_a_worker),
       cmocka_unit_test(test_memory_destroyed_while_made),
       cmocka_unit_test(test_memory_of_a_dying_executor),
       cmocka_unit_test(test_chunks_of_a_driver),

@@ -415,7 +415,7 @@ static void test_opened_memory_refusals(void **state) {
   int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   assert_int_equal(ftruncate(unsealed, bytes), 0);
   const struct {
-    uint32_t kind;
+    uint64_t kind;
     uint64_t allocation_bytes, offset_bytes, bytes;
     int fd;
     enum kvp_status host, cuda;
@@ -427,7 +427,7 @@ static void test_opened_memory_refusals(void **state) {
       {KVP_IMPORT_MEMFD, bytes, 0, 0, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
       {KVP_IMPORT_MEMFD, 0, 0, 0, fd, KVP_TOO_LARGE, KVP_TOO_LARGE},
       {KVP_IMPORT_MEMFD, bytes, 8, 64, fd, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
-      {KVP_IMPORT_MEMFD, 2 * bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
+      {KVP_IMPORT_MEMFD, 2 * (uint64_t)bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
       {KVP_IMPORT_MEMFD, bytes, 0, bytes, unsealed, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
       {KVP_IMPORT_MEMFD, bytes, 0, bytes, -1, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
       {KVP_IMPORT_IPC_HANDLE, bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
@@ -438,7 +438,7 @@ static void test_opened_memory_refusals(void **state) {
   const bool is_host = (world.link.ready.flags & KVP_READY_DEVICE_FDS) == 0;
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const struct kvp_control_open request = {.memory_id = 70 + i,
-                                             .kind = cases[i].kind,
+                                             .kind = (uint32_t)cases[i].kind,
                                              .allocation_bytes = cases[i].allocation_bytes,
                                              .offset_bytes = cases[i].offset_bytes,
                                              .bytes = cases[i].bytes};

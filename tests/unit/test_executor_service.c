@@ -267,7 +267,7 @@ static bool try_take(struct end *end, struct exec_completion *out, struct kvp_er
 
 /* The next completion is this one. */
 static struct kvp_error expect(struct end *end, enum kvp_completion_kind kind, uint64_t tag) {
-  struct exec_completion completion;
+  struct exec_completion completion = {0};
   struct kvp_error error = {0};
   assert_true(try_take(end, &completion, &error));
   if (completion.kind == KVP_COMPLETION_REFUSED && kind != KVP_COMPLETION_REFUSED) {
@@ -587,28 +587,28 @@ static void test_point_refusals(void **state) {
   (void)state;
   const uint64_t most = KVP_TIMELINE_POISON - 1;
   const struct {
-    bool is_signal;
     uint64_t base;
     struct kvp_wire_point point;
-    enum kvp_status status;
     int64_t value;
+    enum kvp_status status;
+    bool is_signal;
   } cases[] = {
-      {false, 0, {0, 0, 1}, KVP_OK, 0},
-      {false, 0, {kvp_timeline_words - 1, 0, most}, KVP_OK, 0},
-      {false, 0, {kvp_timeline_words, 0, 1}, KVP_OUT_OF_RANGE, kvp_timeline_words},
-      {false, 0, {UINT32_MAX, 0, 1}, KVP_OUT_OF_RANGE, UINT32_MAX},
-      {false, 0, {0, 2, 1}, KVP_MALFORMED, 2},
-      {false, UINT64_MAX, {0, KVP_POINT_ABSOLUTE, most}, KVP_OK, 0},
-      {false, 0, {0, 0, 0}, KVP_OUT_OF_RANGE, 0},
-      {false, 0, {0, 0, most + 1}, KVP_OUT_OF_RANGE, (int64_t)most + 1},
-      {false, 1, {0, 0, most}, KVP_OUT_OF_RANGE, (int64_t)most},
-      {false, most - 1, {0, 0, 1}, KVP_OK, 0},
-      {false, UINT64_MAX, {0, 0, 2}, KVP_OUT_OF_RANGE, 2}, /* 1, if nobody looks */
-      {true, 0, {kvp_client_words, 0, 1}, KVP_OK, 0},
-      {true, 0, {kvp_timeline_words - 1, 0, 1}, KVP_OK, 0},
-      {true, 0, {kvp_client_words - 1, 0, 1}, KVP_OUT_OF_RANGE, kvp_client_words - 1}, /* the worker's own */
-      {true, 0, {kvp_timeline_words, 0, 1}, KVP_OUT_OF_RANGE, kvp_timeline_words},
-      {true, 0, {kvp_client_words, 0, 0}, KVP_OUT_OF_RANGE, 0},
+      {0, {0, 0, 1}, 0, KVP_OK, false},
+      {0, {kvp_timeline_words - 1, 0, most}, 0, KVP_OK, false},
+      {0, {kvp_timeline_words, 0, 1}, kvp_timeline_words, KVP_OUT_OF_RANGE, false},
+      {0, {UINT32_MAX, 0, 1}, UINT32_MAX, KVP_OUT_OF_RANGE, false},
+      {0, {0, 2, 1}, 2, KVP_MALFORMED, false},
+      {UINT64_MAX, {0, KVP_POINT_ABSOLUTE, most}, 0, KVP_OK, false},
+      {0, {0, 0, 0}, 0, KVP_OUT_OF_RANGE, false},
+      {0, {0, 0, most + 1}, (int64_t)most + 1, KVP_OUT_OF_RANGE, false},
+      {1, {0, 0, most}, (int64_t)most, KVP_OUT_OF_RANGE, false},
+      {most - 1, {0, 0, 1}, 0, KVP_OK, false},
+      {UINT64_MAX, {0, 0, 2}, 2, KVP_OUT_OF_RANGE, false}, /* 1, if nobody looks */
+      {0, {kvp_client_words, 0, 1}, 0, KVP_OK, true},
+      {0, {kvp_timeline_words - 1, 0, 1}, 0, KVP_OK, true},
+      {0, {kvp_client_words - 1, 0, 1}, kvp_client_words - 1, KVP_OUT_OF_RANGE, true}, /* the worker's own */
+      {0, {kvp_timeline_words, 0, 1}, kvp_timeline_words, KVP_OUT_OF_RANGE, true},
+      {0, {kvp_client_words, 0, 0}, 0, KVP_OUT_OF_RANGE, true},
   };
   struct end *end = worker_attach(0);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -132,6 +132,30 @@ KVPOOL_API kvpool_status kvpool_memfd_create(const char *name, uint64_t bytes, i
 /* Where it is mapped in this process: a device address of a GPU. NULL: it isn't. */
 KVPOOL_API void *kvpool_buffer_data(const kvpool_buffer *buffer);
 
+/* ---- arrays for other libraries -----------------------------------------------------------------------------------
+ */
+
+/* An array over mapped memory, as DLPack has it. */
+typedef struct kvpool_array {
+  void *data;             /* inside the region, or the buffer */
+  int32_t ndim;           /* [0, 8] */
+  const int64_t *shape;   /* [ndim] */
+  const int64_t *strides; /* [ndim], in elements, not negative */
+  uint8_t type_code;      /* DLDataTypeCode: 0 int, 1 unsigned int, 2 float, 4 bfloat, ... */
+  uint8_t type_bits;      /* a multiple of 8 */
+} kvpool_array;
+
+/* *managed: a DLManagedTensor, or with is_versioned a DLManagedTensorVersioned of DLPack 1.0, which says so when the
+ * memory is mapped read-only. Its `deleter` gives it back; the memory stays mapped until then, also when the map was
+ * destroyed or the buffer released (which still ends its use in steps). Any thread may call the deleter.
+ * KVPOOL_OUT_OF_RANGE: it is not inside the memory. */
+KVPOOL_API kvpool_status kvpool_pool_map_export(kvpool_pool_map *map, const kvpool_array *array, bool is_versioned,
+                                                void **managed, kvpool_error *error);
+KVPOOL_API kvpool_status kvpool_buffer_export(kvpool_buffer *buffer, const kvpool_array *array, bool is_versioned,
+                                              void **managed, kvpool_error *error);
+/* The same memory's DLDevice: 1, 0 of a host; 2 and the ordinal of a GPU. */
+KVPOOL_API void kvpool_attachment_dl_device(const kvpool_attachment *attachment, int32_t *type, int32_t *ordinal);
+
 /* ---- steps --------------------------------------------------------------------------------------------------------
  */
 

@@ -1,0 +1,105 @@
+"""Mapped memory as arrays of other libraries, without a copy: DLPack, and numpy's interface on a host."""
+import ctypes
+from ctypes import byref, c_char_p, c_int32, c_int64, c_void_p, py_object
+
+from ._library import ArrayStruct, library, made
+
+_CPU = 1
+
+# name: DLPack's type code, bits, numpy's type string
+TYPES = {
+    "int8": (0, 8, "|i1"), "int16": (0, 16, "<i2"), "int32": (0, 32, "<i4"), "int64": (0, 64, "<i8"),
+    "uint8": (1, 8, "|u1"), "uint16": (1, 16, "<u2"), "uint32": (1, 32, "<u4"), "uint64": (1, 64, "<u8"),
+    "float16": (2, 16, "<f2"), "float32": (2, 32, "<f4"), "float64": (2, 64, "<f8"),
+    "bfloat16": (4, 16, None),
+}
+
+_PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"  # static: capsules keep the pointers
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
+# By address: the destructor sees a capsule whose last reference has gone.
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [c_void_p, c_char_p]
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = c_void_p, [c_void_p, c_char_p]
+
+_DELETER = ctypes.CFUNCTYPE(None, c_void_p)
+# Where `deleter` stands in DLManagedTensor and in DLManagedTensorVersioned.
+_DELETER_OFFSETS = {_PLAIN: 56, _VERSIONED: 16}
+
+
+def _delete(managed, name):
+    deleter = c_void_p.from_address(managed + _DELETER_OFFSETS[name]).value
+    _DELETER(deleter)(managed)
+
+
+@ctypes.PYFUNCTYPE(None, c_void_p)
+def _drop_capsule(capsule):
+    """Nobody took the tensor: whoever does changes the capsule's name."""
+    for name in (_PLAIN, _VERSIONED):
+        if _is_valid(capsule, name):
+            _delete(_get_pointer(capsule, name), name)
+
+
+class Array:
+    """An array over memory of a pool map or a buffer.
+
+    numpy.asarray(a) on a host, torch.from_dlpack(a), cupy.from_dlpack(a): the same memory. It stays mapped as long as
+    anybody has such an array. read_only: a write to it faults the writer.
+    """
+
+    def __init__(self, owner, export, address, shape, strides, dtype, read_only, device):
+        """strides: in bytes. export: the call that makes a DLPack tensor of owner's handle. device: a DLDevice."""
+        if dtype not in TYPES:
+            raise ValueError(f"no type {dtype!r}; there are {', '.join(TYPES)}")
+        self._owner, self._export, self.address = owner, export, address
+        self.shape, self.strides, self.dtype, self.read_only = tuple(shape), tuple(strides), dtype, read_only
+        self._device = device
+        self.itemsize = TYPES[dtype][1] // 8
+        if any(stride % self.itemsize for stride in self.strides):
+            raise ValueError(f"strides of {self.strides} bytes are not multiples of {dtype}'s {self.itemsize}")
+
+    def __repr__(self):
+        return (f"<kvpool.Array {self.dtype} {list(self.shape)}, strides of {list(self.strides)} bytes"
+                f"{', read-only' if self.read_only else ''}>")
+
+    def __dlpack_device__(self):
+        return self._device
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """stream: ignored, nothing of ours is queued on one; what the executor does is waited for by timelines."""
+        if copy:
+            raise BufferError("this memory is shared, it is not copied")
+        if dl_device is not None and tuple(dl_device) != tuple(self._device):
+            raise BufferError(f"the memory is of device {self._device}, not {dl_device}")
+        is_versioned = max_version is not None and max_version[0] >= 1
+        ndim = len(self.shape)
+        shape = (c_int64 * max(ndim, 1))(*self.shape)
+        strides = (c_int64 * max(ndim, 1))(*(stride // self.itemsize for stride in self.strides))
+        code, bits, _ = TYPES[self.dtype]
+        spec = ArrayStruct(self.address, ndim, shape, strides, code, bits)
+        managed = made(self._export, self._owner.handle, byref(spec), is_versioned)
+        name = _VERSIONED if is_versioned else _PLAIN
+        try:
+            return _new_capsule(managed, name, ctypes.cast(_drop_capsule, c_void_p))
+        except BaseException:
+            _delete(managed.value, name)
+            raise
+
+    @property
+    def __array_interface__(self):
+        """Only on a host. The array that numpy makes of it keeps this object, and this object the memory."""
+        typestr = TYPES[self.dtype][2]
+        if self._device[0] != _CPU:
+            raise AttributeError("memory of a GPU: use DLPack")
+        if typestr is None:
+            raise AttributeError(f"numpy has no {self.dtype}: take it as uint16")
+        return {"version": 3, "typestr": typestr, "shape": self.shape, "strides": self.strides,
+                "data": (self.address, self.read_only)}
+
+
+def dl_device_of(attachment_handle):
+    kind, ordinal = c_int32(), c_int32()
+    library.attachment_dl_device(attachment_handle, byref(kind), byref(ordinal))
+    return kind.value, ordinal.value

@@ -1,0 +1,321 @@
+"""The other door: a worker on the daemon's host, its maps, buffers, steps and timelines."""
+import collections
+import ctypes
+import os
+import threading
+import weakref
+from ctypes import POINTER, byref, c_int, c_uint32, c_uint64
+
+from ._array import TYPES, Array, dl_device_of
+from ._client import BufferBase, Completion, Ticket, _PoolDescription, _text, drop_buffer
+from ._library import (AttachmentInfo, AttachOptions, CompletionStruct, OpReport, Owned, PostOptions, fields_of,
+                       library, made)
+from ._step import Report, Step
+
+READ, READ_WRITE, NOTHING = 0, 1, 2
+WORKER, EXECUTOR = 0, 1
+
+
+def attach(ticket=None, *, socket=None, session_id=None, secret=None, device=None, epoch=0, timeout_ms=0):
+    """Attaches this process to a scheduler's session: by its Ticket (or the ticket's JSON), or by id and secret."""
+    if isinstance(ticket, str):
+        ticket = Ticket.from_json(ticket)
+    if ticket is None:
+        ticket = Ticket(socket, session_id, secret, device, epoch)
+    return Attachment(ticket, device or ticket.device, timeout_ms)
+
+
+class _Turns:
+    """One thread at a time. Buffers that nobody has any more are given back when it is somebody's turn: they may be
+    collected in the middle of a call, and by any thread."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._dropped = collections.deque()
+        self._over = False
+
+    def __enter__(self):
+        self._lock.acquire()
+        while self._dropped:
+            drop_buffer(self._dropped.popleft())
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+    def drop(self, handle):
+        if self._over:
+            drop_buffer(handle)
+        else:
+            self._dropped.append(handle)
+
+    def detach(self, handle):
+        """The attachment has no user any more; its buffers are this process's alone."""
+        self._over = True
+        library.detach(handle)
+        while self._dropped:
+            drop_buffer(self._dropped.popleft())
+
+
+class Attachment:
+    """Calls of several threads take turns; those of a Word don't.
+
+    A step that was in flight when its executor died ends with DeviceLost; the next executor is taken into use by
+    itself."""
+
+    def __init__(self, ticket, device, timeout_ms):
+        options = AttachOptions(ctypes.sizeof(AttachOptions), _text(ticket.socket), ticket.session_id,
+                                (ctypes.c_uint8 * 16)(*ticket.secret), _text(device), timeout_ms)
+        self.handle = made(library.attach, byref(options))
+        # What is detached stays a valid handle as long as a step of it does: other threads may wait for its words.
+        keeper = made(library.attachment_step_new, self.handle)
+        self._keep = weakref.finalize(self, library.step_destroy, keeper)
+        self.turn = _Turns()
+        self._finalizer = weakref.finalize(self, self.turn.detach, self.handle)  # runs before the one above at exit
+        self.saw_epoch(ticket.epoch)
+        self.dl_device = dl_device_of(self.handle)
+
+    def detach(self):
+        """Its ring, its steps and the buffers that it made are gone; the session goes on. Arrays stay mapped."""
+        with self.turn:
+            self._finalizer()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.detach()
+
+    def info(self):
+        """The fields of kvpool_attachment_info."""
+        out = AttachmentInfo()
+        with self.turn:
+            library.attachment_info_get(self.handle, byref(out))
+        return fields_of(out)
+
+    def check(self):
+        """Raises DeviceLost while there is no executor, and why it ended when it has."""
+        with self.turn:
+            library.attachment_state(self.handle)
+
+    def saw_epoch(self, epoch):
+        """The session's epoch, of whoever leased blocks after this worker was attached."""
+        library.attachment_saw_epoch(self.handle, epoch)
+
+    # -- memory
+
+    def map_pool(self, name, access=READ):
+        with self.turn:
+            return PoolMap(made(library.attachment_map_pool, self.handle, name.encode(), access), self, access)
+
+    def create_buffer(self, count):
+        """Memory of `count` bytes that the daemon makes, zeroed, mapped here."""
+        with self.turn:
+            return MappedBuffer(made(library.attachment_create_buffer, self.handle, count), self)
+
+    def map_buffer(self, buffer_id):
+        """One that the scheduler made."""
+        with self.turn:
+            return MappedBuffer(made(library.attachment_map_buffer, self.handle, buffer_id), self)
+
+    def import_memfd(self, fd, memfd_bytes, offset_bytes=0, count=None):
+        """Bytes of a sealed memfd (make_memfd), of a host device."""
+        count = memfd_bytes - offset_bytes if count is None else count
+        with self.turn:
+            return MappedBuffer(made(library.attachment_import_memfd, self.handle, fd, memfd_bytes, offset_bytes,
+                                     count), self)
+
+    # -- steps
+
+    def step(self):
+        return AttachmentStep(made(library.attachment_step_new, self.handle), self)
+
+    def post(self, step, base=0, deadline_ms=0, want_accepted=False):
+        """Posts a step; its id. Raises Busy when the ring is full."""
+        options = PostOptions(ctypes.sizeof(PostOptions), base, deadline_ms, want_accepted)
+        step_id = c_uint64()
+        with self.turn:
+            library.attachment_post(self.handle, step.handle, byref(options), byref(step_id))
+        return step_id.value
+
+    def poll(self):
+        """The next Completion, or None."""
+        out = POINTER(CompletionStruct)()
+        with self.turn:
+            library.attachment_poll(self.handle, byref(out))
+            return Completion(out.contents) if out else None
+
+    def wait(self, timeout_ms):
+        """The next Completion; raises DeadlineExceeded when none comes."""
+        out = POINTER(CompletionStruct)()
+        with self.turn:
+            library.attachment_wait(self.handle, timeout_ms, byref(out))
+            return Completion(out.contents)
+
+    def run(self, step, base=0, deadline_ms=0):
+        """Posts, and waits until it is done. A Report of each op."""
+        options = PostOptions(ctypes.sizeof(PostOptions), base, deadline_ms, False)
+        reports = (OpReport * max(step.op_count, 1))()
+        with self.turn:
+            library.attachment_run(self.handle, step.handle, byref(options), reports, step.op_count)
+        return [Report(report) for report in reports[:step.op_count]]
+
+    def fileno(self):
+        """For event loops: readable when there may be a completion, once `arm` said True."""
+        with self.turn:
+            return library.attachment_fd(self.handle)
+
+    def arm(self):
+        """Before a sleep on fileno(). False: something is there, poll instead."""
+        with self.turn:
+            return library.attachment_arm(self.handle)
+
+    # -- timelines
+
+    def new_word(self, writer):
+        """writer: WORKER (this process signals) or EXECUTOR (steps signal)."""
+        word, value = c_uint32(), c_uint64()
+        library.timeline_new(self.handle, writer, byref(word), byref(value))
+        return Word(self, word.value, value.value)
+
+
+class Word:
+    """A word of the timelines. value: what stood in it when it was given out; its user counts up from there."""
+
+    def __init__(self, attachment, index, value):
+        self.attachment, self.index, self.value = attachment, index, value
+
+    def __int__(self):
+        return self.index
+
+    def __repr__(self):
+        return f"<kvpool.Word {self.index}>"
+
+    def free(self):
+        library.timeline_free(self.attachment.handle, self.index)
+
+    def signal(self, value):
+        library.timeline_signal(self.attachment.handle, self.index, value)
+
+    def poison(self):
+        """What waits for it fails."""
+        library.timeline_poison(self.attachment.handle, self.index)
+
+    def read(self):
+        value = c_uint64()
+        library.timeline_read(self.attachment.handle, self.index, byref(value))
+        return value.value
+
+    def wait(self, value, timeout_ms):
+        """Until it is at least value. Raises when it is poisoned, and DeadlineExceeded."""
+        library.timeline_wait(self.attachment.handle, self.index, value, timeout_ms)
+
+
+class AttachmentStep(Step):
+    def __init__(self, handle, attachment):
+        super().__init__(handle)
+        self.attachment = attachment
+
+    def run(self, **options):
+        return self.attachment.run(self, **options)
+
+
+class PoolMap(Owned, _PoolDescription):
+    """A pool's memory in this process, read-only unless it was mapped with READ_WRITE."""
+
+    def __init__(self, handle, attachment, access):
+        self._own(handle, library.pool_map_destroy)
+        self.attachment, self.access = attachment, access
+        self._describe(self.pool_handle)
+
+    @property
+    def pool_handle(self):
+        return library.pool_map_pool(self.handle)
+
+    def unmap(self):
+        """No use of it for steps any more. The memory stays mapped until the last array of it is gone."""
+        self._give_back()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.unmap()
+
+    def region(self, region):
+        """region: an index, or a name."""
+        return Region(self, self.region_index(region))
+
+
+class Region:
+    """A region's memory: `array`, `data` and `scales` are uint8 arrays over it."""
+
+    def __init__(self, pool_map, index):
+        self.handle_owner = pool_map
+        self.index = index
+        self.__dict__.update(fields_of(library.pool_map_region(pool_map.handle, index).contents))
+
+    def _array(self, layer, offset, per_token, stride):
+        if not 0 <= layer < self.num_layers:
+            raise IndexError(f"layer {layer} of a region that has {self.num_layers}")
+        if self.base is None:
+            raise ValueError("the pool was mapped without its memory")
+        owner = self.handle_owner
+        return Array(owner, library.pool_map_export, self.base + layer * self.layer_stride_bytes + offset,
+                     (self.num_blocks, self.tokens_per_block, 1, per_token),
+                     (self.block_stride_bytes, stride, stride, 1), "uint8", owner.access != READ_WRITE,
+                     owner.attachment.dl_device)
+
+    def array(self, layer=0):
+        """Of a main cache: whole records, [blocks, tokens, 1, bytes_per_token] with strides of (block_stride,
+        bytes_per_token, bytes_per_token, 1) bytes."""
+        if not self.token_interleaved and self.scale_bytes:
+            raise ValueError("an index region has no whole records: take data and scales")
+        return self._array(layer, 0, self.bytes_per_token, self.bytes_per_token)
+
+    def data(self, layer=0):
+        """[blocks, tokens, 1, data_bytes]"""
+        return self._array(layer, 0, self.data_bytes, self.token_stride_bytes)
+
+    def scales(self, layer=0):
+        """[blocks, tokens, 1, scale_bytes]"""
+        if not self.scale_bytes:
+            raise ValueError("records of this region have no scales")
+        return self._array(layer, self.scales_offset_bytes, self.scale_bytes, self.scale_stride_bytes)
+
+
+class MappedBuffer(BufferBase):
+    """Memory that daemon and worker share, writable here."""
+
+    def __init__(self, handle, attachment):
+        super().__init__(handle, attachment.turn.drop)
+        self.attachment = attachment
+
+    def release(self):
+        with self.attachment.turn:
+            super().release()
+
+    @property
+    def address(self):
+        return library.buffer_data(self.handle)
+
+    def array(self, dtype="uint8", shape=None, offset_bytes=0):
+        """An array over it, without gaps; shape None: all of it, in one dimension."""
+        itemsize = TYPES[dtype][1] // 8
+        if shape is None:
+            shape = ((self.bytes - offset_bytes) // itemsize,)
+        strides, stride = [], itemsize
+        for extent in reversed(shape):
+            strides.insert(0, stride)
+            stride *= extent
+        if offset_bytes < 0 or stride > self.bytes - offset_bytes:
+            raise ValueError(f"{stride} bytes at offset {offset_bytes} are not inside a buffer of {self.bytes}")
+        return Array(self, library.buffer_export, self.address + offset_bytes, shape, strides, dtype, False,
+                     self.attachment.dl_device)
+
+
+def make_memfd(name, count):
+    """A sealed memfd of `count` bytes as import_memfd takes it, a Python file descriptor's number: os.close it."""
+    fd = c_int()
+    library.memfd_create(name.encode(), count, byref(fd))
+    os.set_inheritable(fd.value, False)
+    return fd.value

@@ -1,0 +1,362 @@
+"""libkvpool, loaded once: its structs and the types of its functions, as kvpool.h and worker.h declare them."""
+import ctypes
+import ctypes.util
+import os
+import weakref
+from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int32,
+                    c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p)
+
+from ._errors import error_from
+
+HANDLE = c_void_p
+STATUS = c_int
+NAME = c_char * 64
+
+
+class ErrorStruct(Structure):
+    _fields_ = [("status", c_int), ("op", c_int32), ("position", c_int64), ("value", c_int64), ("array", c_char * 32),
+                ("text", c_char * 384)]
+
+
+class ConnectOptions(Structure):
+    _fields_ = [("size_bytes", c_size_t), ("timeout_ms", c_uint32), ("wait_until_serving", c_bool)]
+
+
+class DeviceInfo(Structure):
+    _fields_ = [("name", NAME), ("state", c_int), ("executor_pid", c_uint64), ("restarts", c_uint64),
+                ("memory_limit_bytes", c_uint64), ("pool_bytes", c_uint64), ("buffer_bytes", c_uint64),
+                ("steps_in_flight", c_uint64), ("steps_done", c_uint64), ("description", c_char * 256),
+                ("driver", NAME), ("mps", c_bool), ("memory_bytes", c_uint64), ("memory_left_bytes", c_uint64),
+                ("memory_others_bytes", c_uint64), ("memory_granularity_bytes", c_uint64),
+                ("waiting_for", c_char * 384)]
+
+
+class FormatInfo(Structure):
+    _fields_ = [("name", NAME), ("quantized_dtype", c_char * 16), ("scale_format", c_char * 16),
+                ("quantized_elements", c_uint32), ("elements_per_scale", c_uint32), ("bf16_elements", c_uint32),
+                ("dequantize_on_load", c_bool), ("token_interleaved", c_bool), ("data_bytes", c_uint32),
+                ("scale_bytes", c_uint32), ("bytes_per_token", c_uint32), ("row_bytes", c_uint32),
+                ("loaded_row_bytes", c_uint32), ("loaded_scale_bytes", c_uint32), ("note", c_char * 256)]
+
+
+class RegionSpec(Structure):
+    _fields_ = [("name", c_char_p), ("format", c_char_p), ("width", c_uint32), ("compression_ratio", c_uint32),
+                ("num_layers", c_uint32), ("note", c_char_p)]
+
+
+class PoolSpec(Structure):
+    _fields_ = [("name", c_char_p), ("kind", c_int), ("block_size", c_uint32), ("num_blocks", c_uint32),
+                ("placements", POINTER(c_char_p)), ("placement_count", c_size_t), ("regions", POINTER(RegionSpec)),
+                ("region_count", c_size_t)]
+
+
+class RegionInfo(Structure):
+    _fields_ = [("name", NAME), ("format", NAME), ("note", c_char * 256), ("width", c_uint32),
+                ("compression_ratio", c_uint32), ("num_layers", c_uint32), ("tokens_per_block", c_uint32),
+                ("bytes_per_token", c_uint32), ("data_bytes", c_uint32), ("scale_bytes", c_uint32),
+                ("block_stride_bytes", c_uint64), ("layer_stride_bytes", c_uint64), ("region_bytes", c_uint64)]
+
+
+class SessionEvent(Structure):
+    _fields_ = [("kind", c_int), ("device", c_char_p), ("pool_id", c_uint64), ("blocks", POINTER(c_int32)),
+                ("block_count", c_size_t), ("error", POINTER(ErrorStruct))]
+
+
+SESSION_EVENT_FN = CFUNCTYPE(None, c_void_p, POINTER(SessionEvent))
+
+
+class SessionOptions(Structure):
+    _fields_ = [("size_bytes", c_size_t), ("name", c_char_p), ("namespace_name", c_char_p), ("blocks_max", c_uint32),
+                ("on_event", SESSION_EVENT_FN), ("context", c_void_p)]
+
+
+class Layer(Structure):
+    _fields_ = [("pool", HANDLE), ("region", c_uint32), ("layer", c_uint32)]
+
+
+class View(Structure):
+    _fields_ = [("buffer", HANDLE), ("offset_bytes", c_uint64), ("rows", c_uint64), ("row_stride_bytes", c_uint64),
+                ("row_bytes", c_uint32)]
+
+
+class AssembleSwa(Structure):
+    _fields_ = [("layer", Layer), ("segments", c_uint32), ("total_k", c_uint64)]
+
+
+class AssembleChunk(Structure):
+    _fields_ = [("source", POINTER(View)), ("reserved", c_uint64), ("gather", POINTER(c_uint32)),
+                ("store_slots", POINTER(c_uint32)), ("cast_back", c_bool), ("layer", POINTER(Layer))]
+
+
+class AssembleCompressed(Structure):
+    _fields_ = [("layer", Layer), ("segments", c_uint32), ("total_k", c_uint64), ("keep_compressed", c_bool)]
+
+
+class FusedStore(Structure):
+    _fields_ = [("layer", Layer), ("source", View), ("norm_weight", View), ("eps", c_float), ("slots", c_uint32),
+                ("positions", c_uint32), ("cos_sin", POINTER(View)), ("rope_offset", POINTER(c_uint32)),
+                ("neox", c_bool), ("hadamard", c_bool), ("keep_float32", c_bool), ("cast_back", POINTER(View))]
+
+
+class Matrix(Structure):
+    _fields_ = [("view", POINTER(View)), ("array", c_uint32)]
+
+
+class OpReport(Structure):
+    _fields_ = [(name, c_uint64) for name in (
+        "rows_stored", "rows_loaded", "rows_skipped", "rows_rejected", "rows_nonfinite", "groups_saturated",
+        "bytes_read", "bytes_written", "queued_ns", "started_ns", "finished_ns")] + [
+            ("unchecked_arrays", c_bool), ("hazard_unchecked", c_bool), ("main_kv_offset", c_uint64)]
+
+
+class CompletionStruct(Structure):
+    _fields_ = [("step_id", c_uint64), ("accepted", c_bool), ("error", POINTER(ErrorStruct)),
+                ("reports", POINTER(OpReport)), ("report_count", c_size_t)]
+
+
+COMPLETION_FN = CFUNCTYPE(None, c_void_p, POINTER(CompletionStruct))
+
+
+class Sequence(Structure):
+    _fields_ = [("seqlen_k", c_int64), ("seqlen_q", c_int64), ("block_table", POINTER(c_int32)),
+                ("table_count", c_size_t)]
+
+
+class SwaSequence(Structure):
+    _fields_ = [("state_id", c_int32), ("seqlen_k", c_int64), ("seqlen_q", c_int64), ("swa_valid_start", c_int64)]
+
+
+class AttachOptions(Structure):
+    _fields_ = [("size_bytes", c_size_t), ("socket", c_char_p), ("session_id", c_uint64), ("secret", c_uint8 * 16),
+                ("device", c_char_p), ("timeout_ms", c_uint32)]
+
+
+class AttachmentInfo(Structure):
+    _fields_ = [("attachment_id", c_uint64), ("generation", c_uint64), ("epoch", c_uint64),
+                ("deadline_ns_max", c_uint64), ("steps_in_flight", c_uint32), ("mps", c_bool),
+                ("device_memory", c_bool), ("device", NAME), ("uuid", NAME)]
+
+
+class MappedRegionStruct(Structure):
+    _fields_ = [("base", c_void_p), ("memory_bytes", c_uint64), ("num_layers", c_uint32), ("num_blocks", c_uint32),
+                ("tokens_per_block", c_uint32), ("bytes_per_token", c_uint32), ("data_bytes", c_uint32),
+                ("scale_bytes", c_uint32), ("layer_stride_bytes", c_uint64), ("block_stride_bytes", c_uint64),
+                ("token_interleaved", c_bool), ("token_stride_bytes", c_uint32), ("scale_stride_bytes", c_uint32),
+                ("scales_offset_bytes", c_uint64)]
+
+
+class ArrayStruct(Structure):
+    _fields_ = [("data", c_void_p), ("ndim", c_int32), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)),
+                ("type_code", c_uint8), ("type_bits", c_uint8)]
+
+
+class PostOptions(Structure):
+    _fields_ = [("size_bytes", c_size_t), ("base", c_uint64), ("deadline_ms", c_uint32), ("want_accepted", c_bool)]
+
+
+# Name in C of each struct above, for whoever compares layouts.
+STRUCTS = {
+    "kvpool_error": ErrorStruct, "kvpool_connect_options": ConnectOptions, "kvpool_device_info": DeviceInfo,
+    "kvpool_format_info": FormatInfo, "kvpool_region_spec": RegionSpec, "kvpool_pool_spec": PoolSpec,
+    "kvpool_region_info": RegionInfo, "kvpool_session_event": SessionEvent, "kvpool_session_options": SessionOptions,
+    "kvpool_layer": Layer, "kvpool_view": View, "kvpool_assemble_swa": AssembleSwa,
+    "kvpool_assemble_chunk": AssembleChunk, "kvpool_assemble_compressed": AssembleCompressed,
+    "kvpool_fused_store": FusedStore, "kvpool_matrix": Matrix, "kvpool_op_report": OpReport,
+    "kvpool_completion": CompletionStruct, "kvpool_sequence": Sequence, "kvpool_swa_sequence": SwaSequence,
+    "kvpool_attach_options": AttachOptions, "kvpool_attachment_info": AttachmentInfo,
+    "kvpool_mapped_region": MappedRegionStruct, "kvpool_array": ArrayStruct, "kvpool_post_options": PostOptions,
+}
+
+_I32 = POINTER(c_int32)
+_ERROR = POINTER(ErrorStruct)
+_OUT = POINTER(HANDLE)
+_U32, _U64, _SIZE = POINTER(c_uint32), POINTER(c_uint64), POINTER(c_size_t)
+_VIEW, _LAYER, _MATRIX = POINTER(View), POINTER(Layer), POINTER(Matrix)
+_SEQUENCES, _SWA = POINTER(Sequence), POINTER(SwaSequence)
+_PLAN_TAIL = (c_void_p, c_size_t, _SIZE)
+
+# Calls that can fail: their last argument, the error, is not listed.
+_FALLIBLE = {
+    "client_connect": (c_char_p, POINTER(ConnectOptions), _OUT),
+    "server_info_get": (HANDLE, _OUT),
+    "pool_create": (HANDLE, POINTER(PoolSpec), _OUT),
+    "pool_open": (HANDLE, c_char_p, _OUT),
+    "pool_refresh": (HANDLE,),
+    "pool_delete": (HANDLE, c_bool),
+    "session_open": (HANDLE, POINTER(SessionOptions), _OUT),
+    "session_state": (HANDLE,),
+    "blocks_allocate": (HANDLE, HANDLE, c_uint32, _I32),
+    "blocks_allocate_range": (HANDLE, HANDLE, c_uint32, c_uint32),
+    "blocks_free": (HANDLE, HANDLE, c_void_p, c_uint32),
+    "buffer_create": (HANDLE, c_char_p, c_uint64, _OUT),
+    "buffer_write": (HANDLE, c_uint64, c_void_p, c_uint64),
+    "buffer_read": (HANDLE, c_uint64, c_void_p, c_uint64),
+    "buffer_release": (HANDLE,),
+    "buffer_export": (HANDLE, POINTER(ArrayStruct), c_bool, _OUT),
+    "step_new": (HANDLE, _OUT),
+    "step_set_placement": (HANDLE, c_char_p),
+    "step_add_array": (HANDLE, c_void_p, c_size_t, _U32),
+    "step_add_buffer_array": (HANDLE, HANDLE, c_uint64, c_uint64, _U32),
+    "step_add_store": (HANDLE, _LAYER, _VIEW, c_uint32, _VIEW),
+    "step_add_load_flags": (HANDLE, _LAYER, c_uint32, c_uint64, _VIEW, _VIEW, c_uint32),
+    "step_add_assemble": (HANDLE, _VIEW, POINTER(AssembleSwa), POINTER(AssembleChunk), POINTER(AssembleCompressed),
+                          c_uint32),
+    "step_add_fused_store": (HANDLE, POINTER(FusedStore)),
+    "step_add_convert_kv_index": (HANDLE, _LAYER, _MATRIX, c_uint32, c_uint32, c_uint32, c_uint32, _VIEW),
+    "step_add_swa_index_decode": (HANDLE, _LAYER, c_uint32, c_uint32, _VIEW),
+    "step_add_expand_swa_index": (HANDLE, c_uint32, c_uint32, _VIEW),
+    "step_add_kv_index_cat": (HANDLE, _MATRIX, c_uint32, _MATRIX, c_uint32, c_int32, _VIEW),
+    "step_add_copy_blocks": (HANDLE, HANDLE, c_uint32),
+    "step_add_zero_blocks": (HANDLE, HANDLE, c_uint32),
+    "step_set_wait": (HANDLE, c_uint32, c_uint64),
+    "step_set_signal": (HANDLE, c_uint32, c_uint64),
+    "step_run": (HANDLE, POINTER(OpReport), c_size_t),
+    "queue_open": (HANDLE, COMPLETION_FN, c_void_p, c_bool, _OUT),
+    "queue_submit": (HANDLE, HANDLE, _U64),
+    "queue_wait": (HANDLE,),
+    "rows_store": (HANDLE, _LAYER, c_void_p, c_uint64, c_uint32, c_void_p, c_size_t, POINTER(OpReport)),
+    "rows_load": (HANDLE, _LAYER, c_void_p, c_size_t, c_uint64, c_void_p, c_void_p, POINTER(OpReport)),
+    "plan_paged_range": (c_void_p, c_size_t, c_uint32, c_int64, c_int64, c_int32, *_PLAN_TAIL),
+    "plan_slot_mapping": (c_void_p, c_size_t, c_uint32, c_int64, c_int64, c_void_p),
+    "plan_new_compressed": (c_int64, c_int64, c_uint32, POINTER(c_int64), POINTER(c_int64)),
+    "plan_compressed": (_SEQUENCES, c_size_t, c_uint32, c_uint32, c_void_p, *_PLAN_TAIL, POINTER(c_int64)),
+    "plan_compressed_visible": (_SEQUENCES, c_size_t, c_uint32, c_void_p, c_void_p, c_void_p, c_size_t),
+    "plan_swa": (_SWA, c_size_t, c_uint32, c_uint32, *_PLAN_TAIL, POINTER(c_int64)),
+    "plan_swa_slots": (_SWA, c_size_t, c_uint32, *_PLAN_TAIL),
+    "plan_swa_pivots": (_SWA, c_size_t, c_uint32, *_PLAN_TAIL),
+    "plan_swa_decode": (_SWA, c_size_t, c_uint32, c_uint32, *_PLAN_TAIL),
+    "plan_mirror": (POINTER(c_int64), c_size_t, c_uint32, c_uint32, *_PLAN_TAIL),
+    "plan_mirror_reverse": (POINTER(c_int64), c_size_t, c_uint32, *_PLAN_TAIL),
+    "attach": (POINTER(AttachOptions), _OUT),
+    "attachment_state": (HANDLE,),
+    "attachment_map_pool": (HANDLE, c_char_p, c_int, _OUT),
+    "attachment_create_buffer": (HANDLE, c_uint64, _OUT),
+    "attachment_map_buffer": (HANDLE, c_uint64, _OUT),
+    "attachment_import_memfd": (HANDLE, c_int, c_uint64, c_uint64, c_uint64, _OUT),
+    "memfd_create": (c_char_p, c_uint64, POINTER(c_int)),
+    "pool_map_export": (HANDLE, POINTER(ArrayStruct), c_bool, _OUT),
+    "attachment_step_new": (HANDLE, _OUT),
+    "attachment_post": (HANDLE, HANDLE, POINTER(PostOptions), _U64),
+    "attachment_poll": (HANDLE, POINTER(POINTER(CompletionStruct))),
+    "attachment_wait": (HANDLE, c_uint32, POINTER(POINTER(CompletionStruct))),
+    "attachment_run": (HANDLE, HANDLE, POINTER(PostOptions), POINTER(OpReport), c_size_t),
+    "timeline_new": (HANDLE, c_int, _U32, _U64),
+    "timeline_signal": (HANDLE, c_uint32, c_uint64),
+    "timeline_poison": (HANDLE, c_uint32),
+    "timeline_read": (HANDLE, c_uint32, _U64),
+    "timeline_wait": (HANDLE, c_uint32, c_uint64, c_uint32),
+}
+
+# The others: result, arguments.
+_PLAIN = {
+    "version": (c_char_p,),
+    "client_destroy": (None, HANDLE),
+    "client_interrupt": (None, HANDLE, c_uint32),
+    "server_info_destroy": (None, HANDLE),
+    "server_info_version": (c_char_p, HANDLE),
+    "server_info_pid": (c_uint64, HANDLE),
+    "server_info_attach_socket": (c_char_p, HANDLE),
+    "server_info_device_count": (c_size_t, HANDLE),
+    "server_info_device": (POINTER(DeviceInfo), HANDLE, c_size_t),
+    "server_info_format_count": (c_size_t, HANDLE),
+    "server_info_format": (POINTER(FormatInfo), HANDLE, c_size_t),
+    "pool_destroy": (None, HANDLE),
+    "pool_id": (c_uint64, HANDLE),
+    "pool_name": (c_char_p, HANDLE),
+    "pool_get_kind": (c_int, HANDLE),
+    "pool_block_size": (c_uint32, HANDLE),
+    "pool_num_blocks": (c_uint32, HANDLE),
+    "pool_free_blocks": (c_uint32, HANDLE),
+    "pool_placement_count": (c_size_t, HANDLE),
+    "pool_placement": (c_char_p, HANDLE, c_size_t),
+    "pool_region_count": (c_size_t, HANDLE),
+    "pool_region": (POINTER(RegionInfo), HANDLE, c_size_t),
+    "session_close": (None, HANDLE),
+    "session_id": (c_uint64, HANDLE),
+    "session_secret": (None, HANDLE, c_void_p),
+    "session_epoch": (c_uint64, HANDLE),
+    "buffer_id": (c_uint64, HANDLE),
+    "buffer_bytes": (c_uint64, HANDLE),
+    "buffer_data": (c_void_p, HANDLE),
+    "step_destroy": (None, HANDLE),
+    "step_clear": (None, HANDLE),
+    "queue_close": (None, HANDLE),
+    "detach": (None, HANDLE),
+    "attachment_info_get": (None, HANDLE, POINTER(AttachmentInfo)),
+    "attachment_saw_epoch": (None, HANDLE, c_uint64),
+    "attachment_dl_device": (None, HANDLE, POINTER(c_int32), POINTER(c_int32)),
+    "attachment_fd": (c_int, HANDLE),
+    "attachment_arm": (c_bool, HANDLE),
+    "pool_map_destroy": (None, HANDLE),
+    "pool_map_pool": (HANDLE, HANDLE),
+    "pool_map_region": (POINTER(MappedRegionStruct), HANDLE, c_size_t),
+    "timeline_free": (None, HANDLE, c_uint32),
+}
+
+
+def _load():
+    """$KVPOOL_LIBRARY, else what the loader finds."""
+    name = os.environ.get("KVPOOL_LIBRARY") or ctypes.util.find_library("kvpool") or "libkvpool.so.0"
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise ImportError(f"{error}: install libkvpool, or let KVPOOL_LIBRARY name libkvpool.so") from None
+
+
+def _checked(function, types):
+    function.restype, function.argtypes = STATUS, [*types, _ERROR]
+
+    def call(*arguments):
+        error = ErrorStruct()
+        if function(*arguments, byref(error)) != 0:
+            raise error_from(error)
+
+    return call
+
+
+class _Functions:
+    """Functions by their name without kvpool_; those that can fail raise."""
+
+    def __init__(self, library):
+        for name, types in _FALLIBLE.items():
+            setattr(self, name, _checked(getattr(library, f"kvpool_{name}"), types))
+        for name, (result, *types) in _PLAIN.items():
+            function = getattr(library, f"kvpool_{name}")
+            function.restype, function.argtypes = result, types
+            setattr(self, name, function)
+
+
+library = _Functions(_load())
+
+
+class Owned:
+    """Something of the library's that this object gives back: when it is told to, when it is gone, at exit."""
+
+    _handle = None
+
+    def _own(self, handle, release, *arguments):
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, release, handle, *arguments)
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            raise ValueError(f"this {type(self).__name__} has been given back")
+        return self._handle
+
+    def _give_back(self):
+        self._handle = None
+        self._finalizer()
+
+
+def made(call, *arguments):
+    """The handle that a call gives as its last output."""
+    handle = HANDLE()
+    call(*arguments, byref(handle))
+    return handle
+
+
+def fields_of(struct):
+    """A struct of plain fields as a dict."""
+    values = {name: getattr(struct, name) for name, *_ in struct._fields_}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
