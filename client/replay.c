@@ -57,7 +57,7 @@ static kvpool_status words_new(kvpool_replay *replay, kvpool_error *error) {
     return kvpool_attachment_create_buffer(attachment, kvp_replay_buffer_bytes, &replay->buffer, error);
   }
   uint32_t start = 0, done = 0;
-  kvpool_status status = kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &start, NULL, error);
+  kvpool_status status = kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &start, &replay->first_base, error);
   if (status != KVPOOL_OK) {
     return status;
   }
@@ -228,7 +228,7 @@ kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step,
   }
   const bool is_one_launch = replay->mode == KVPOOL_REPLAY_ONE_LAUNCH;
   struct kvp_step_head head = {
-      .base = (replay->posted + 1) * replay->points,
+      .base = replay->first_base + (replay->posted + 1) * replay->points,
       .deadline_ns = replay->deadline_ns,
       .words_buffer_id = is_one_launch ? replay->buffer->id : 0,
       .replay = &replay->words,

@@ -16,7 +16,8 @@ struct kvpool_replay {
   kvpool_replay_mode mode;
   uint32_t points;
   uint64_t deadline_ns;  /* of a wait */
-  uint64_t posted;       /* replays: the n-th one's base is n * points */
+  uint64_t first_base;   /* what `start` had when it was taken */
+  uint64_t posted;       /* replays: the n-th one's base is first_base + n * points */
   kvpool_buffer *buffer; /* ONE_LAUNCH: whose words they are */
   struct kvp_replay_words words;
   struct kvp_timelines *timelines; /* BY_OP: in which they are; of an executor that may be dead by now */

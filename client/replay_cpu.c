@@ -26,6 +26,7 @@ static kvpool_status cpu_init(kvpool_replay *replay, kvpool_error *error) {
     return kvp_fail_no_memory(error);
   }
   replay->state = state;
+  state->base = replay->first_base;
   replay->base = &state->base;
   replay->problem = &state->problem;
   if (replay->buffer != NULL) {

@@ -36,7 +36,7 @@ struct driver {
   cu_result (*stream_wait_value)(void *stream, cu_pointer address, uint64_t value, unsigned flags);
   cu_result (*alloc)(cu_pointer *out, size_t bytes);
   cu_result (*free)(cu_pointer memory);
-  cu_result (*set_bytes)(cu_pointer memory, unsigned char value, size_t bytes);
+  cu_result (*copy_in)(cu_pointer memory, const void *host, size_t bytes);
   cu_result (*host_alloc)(void **out, size_t bytes, unsigned flags);
   cu_result (*host_free)(void *memory);
   cu_result (*host_register)(void *memory, size_t bytes, unsigned flags);
@@ -62,7 +62,7 @@ static void driver_load(void) {
       {"cuStreamWaitValue64_v2", &driver.stream_wait_value},
       {"cuMemAlloc_v2", &driver.alloc},
       {"cuMemFree_v2", &driver.free},
-      {"cuMemsetD8_v2", &driver.set_bytes},
+      {"cuMemcpyHtoD_v2", &driver.copy_in},
       {"cuMemHostAlloc", &driver.host_alloc},
       {"cuMemFreeHost", &driver.host_free},
       {"cuMemHostRegister_v2", &driver.host_register},
@@ -190,9 +190,9 @@ static kvpool_status timeline_words(kvpool_replay *replay, struct cuda_state *st
     state->base = 0;
     return cuda_fail(error, "cuMemAlloc", code);
   }
-  code = driver.set_bytes(state->base, 0, sizeof(uint64_t));
+  code = driver.copy_in(state->base, &replay->first_base, sizeof(uint64_t));
   if (code != cu_success) {
-    return cuda_fail(error, "cuMemsetD8", code);
+    return cuda_fail(error, "cuMemcpyHtoD", code);
   }
   replay->start = pointer_of(seen + replay->words.start * sizeof *words);
   replay->done = pointer_of(seen + replay->words.done * sizeof *words);

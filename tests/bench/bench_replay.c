@@ -10,7 +10,7 @@
 
 #include "proto/timeline_wire.h"
 #include "tests/bench/replay_case.h"
-#include "tests/bench/replay_points.h"
+#include "tests/gpu/replay_points.h"
 
 enum { repeats_max = 1000, start_word = 0, done_word = 8, base_word = 16, blocks_full = 8 };
 

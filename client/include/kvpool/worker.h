@@ -254,6 +254,8 @@ KVPOOL_API kvpool_status kvpool_timeline_wait(kvpool_attachment *attachment, uin
  * kernel that waits would hold up what it waits for: the graph waits by memory-operation nodes, and the executor launches
  * op by op. What the library calls on a stream is the same; it works outside a capture, too.
  *
+ * One replay serves any number of graphs that are launched one after another on a device.
+ *
  * All waits are bounded under MPS, by the deadline; memory-operation nodes wait as long as the executor lives, or until
  * kvpool_replay_abort. On a host device there are no streams: begin, signal, wait and end act at once, in the caller. */
 

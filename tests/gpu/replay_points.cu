@@ -1,7 +1,13 @@
 /* See replay_points.h. */
-#include "tests/bench/replay_points.h"
+#include "tests/gpu/replay_points.h"
 
 #include "client/kernels/replay.cu"
+
+extern "C" cudaError_t replay_points_load(void) {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kvp_replay_begin);
+  return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, (const void *)kvp_replay_point) : error;
+}
 
 extern "C" cudaError_t replay_points_begin(const struct replay_points *it, cudaStream_t stream) {
   kvp_replay_begin<<<1, 1, 0, stream>>>(kvp_replay_begin_args{it->base, it->points, nullptr});
