@@ -27,7 +27,7 @@ static void show_log(const struct bench_daemon *daemon) {
 }
 
 static _Noreturn void run_daemon(const struct bench_daemon *daemon, const char *kvpoold_path,
-                                 const char *executor_path) {
+                                 const char *executor_path, const char *device) {
   /* A benchmark that is killed takes its daemon with it. */
   (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
   int log = open(daemon->log_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -35,24 +35,30 @@ static _Noreturn void run_daemon(const struct bench_daemon *daemon, const char *
     fail(daemon->log_path);
   }
   (void)execl(kvpoold_path, kvpoold_path, "--socket", daemon->socket_path, "--executor", executor_path, "--device",
-              "host:0", "--log-level", "warning", (char *)NULL);
+              device, "--log-level", "warning", (char *)NULL);
   fail(kvpoold_path);
   _exit(127);
 }
 
 void bench_daemon_start(struct bench_daemon *daemon, const char *kvpoold_path, const char *executor_path) {
+  bench_daemon_start_on(daemon, kvpoold_path, executor_path, "host:0");
+}
+
+void bench_daemon_start_on(struct bench_daemon *daemon, const char *kvpoold_path, const char *executor_path,
+                           const char *device) {
   (void)snprintf(daemon->directory, sizeof daemon->directory, "/tmp/kvpoold-bench-XXXXXX");
   if (!mkdtemp(daemon->directory)) {
     fail(daemon->directory);
   }
   (void)snprintf(daemon->socket_path, sizeof daemon->socket_path, "%s/kvpoold.sock", daemon->directory);
+  (void)snprintf(daemon->attach_path, sizeof daemon->attach_path, "%s/kvpoold.attach.sock", daemon->directory);
   (void)snprintf(daemon->log_path, sizeof daemon->log_path, "%s/kvpoold.log", daemon->directory);
   daemon->pid = fork();
   if (daemon->pid < 0) {
     fail("fork");
   }
   if (daemon->pid == 0) {
-    run_daemon(daemon, kvpoold_path, executor_path);
+    run_daemon(daemon, kvpoold_path, executor_path, device);
   }
 }
 
