@@ -254,6 +254,10 @@ static bool record_valid(const struct kvp_lane_end *end, const struct kvp_ring_r
   return record->payload_begin % end->arena_bytes + record->payload_bytes <= end->arena_bytes;
 }
 
+const _Atomic uint64_t *kvp_lane_produced(const struct kvp_lane_end *end) {
+  return &end->shared->produced;
+}
+
 enum kvp_lane_state kvp_lane_peek(struct kvp_lane_end *end, struct kvp_ring_record *out) {
   assert(!end->is_producer);
   uint64_t there = atomic_load_explicit(&end->shared->produced, memory_order_acquire) - end->position;

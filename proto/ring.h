@@ -13,6 +13,7 @@
 #ifndef KVPOOL_PROTO_RING_H
 #define KVPOOL_PROTO_RING_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -96,6 +97,9 @@ enum kvp_lane_state { KVP_LANE_EMPTY, KVP_LANE_RECORD, KVP_LANE_CORRUPT };
 /* Consumer: copies the next record, checked, without its payload. CORRUPT: the producer wrote nonsense; the lane
  * is to be given up. The record stays current until advance. */
 enum kvp_lane_state kvp_lane_peek(struct kvp_lane_end *end, struct kvp_ring_record *out);
+/* The word in shared memory that is the end's ->position while there is nothing, for who looks at many lanes. What else it
+ * says is the peer's affair: peek tells what it means. */
+const _Atomic uint64_t *kvp_lane_produced(const struct kvp_lane_end *end);
 /* Copies the current record's payload (record->payload_bytes bytes, as peek gave it). */
 void kvp_lane_copy_payload(const struct kvp_lane_end *end, const struct kvp_ring_record *record, void *out);
 /* Gives record and payload back to the producer. */

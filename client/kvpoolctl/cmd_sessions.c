@@ -6,7 +6,7 @@
 #include "client/kvpoolctl/text.h"
 
 static const char *attached_state_name(kvpool_attached_state state) {
-  static const char *const names[] = {"starting", "serving", "lost"};
+  static const char *const names[] = {"starting", "serving", "lost", "ending"};
   return (unsigned)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
 }
 

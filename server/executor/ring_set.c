@@ -27,7 +27,9 @@ enum kvp_status kvp_ring_set_add(struct kvp_ring_set *set, struct kvp_served_rin
   enum kvp_status status = event_watch(set, ring, error);
   if (status == KVP_OK) {
     ring->place = set->served_count;
+    set->looks[ring->place].produced = kvp_lane_produced(&ring->ring->commands);
     set->served[set->served_count++] = ring;
+    kvp_ring_set_turned(set, ring);
   }
   return status;
 }
@@ -55,6 +57,7 @@ static void take_out(struct kvp_served_ring **rings, uint32_t *count, const stru
 
 void kvp_ring_set_suspend(struct kvp_ring_set *set, struct kvp_served_ring *ring) {
   (void)epoll_ctl(set->epoll, EPOLL_CTL_DEL, ring->command_event, NULL);
+  set->looks[ring->place] = set->looks[set->served_count - 1];
   take_out(set->served, &set->served_count, ring);
   ring->place = set->other_count;
   set->others[set->other_count++] = ring;

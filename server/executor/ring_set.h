@@ -10,8 +10,15 @@
 
 enum { kvp_rings_max = 1 + kvp_attachments_max };
 
+/* What is looked at of a ring to see that there is nothing to do: few bytes of ours and one word of its lane. */
+struct kvp_ring_look {
+  const _Atomic uint64_t *produced;
+  uint64_t idle; /* the word is this: nothing to do */
+};
+
 struct kvp_ring_set {
   int epoll; /* where command events of served rings are watched; the event's pointer is the ring's */
+  struct kvp_ring_look looks[kvp_rings_max]; /* of those served */
   struct kvp_served_ring *served[kvp_rings_max];
   uint32_t served_count;
   uint32_t turn;
@@ -30,11 +37,23 @@ void kvp_ring_set_remove(struct kvp_ring_set *set, struct kvp_served_ring *ring)
 /* Any worker's ring, served or not; NULL: none is left. */
 struct kvp_served_ring *kvp_ring_set_take_any(struct kvp_ring_set *set);
 
-/* Whose turn it is; the next call gives the next one. There is one. */
+/* The next ring that has something to do, or may have; NULL: none has. The call after that goes on behind it. */
 static inline struct kvp_served_ring *kvp_ring_set_next(struct kvp_ring_set *set) {
-  struct kvp_served_ring *ring = set->served[set->turn < set->served_count ? set->turn : 0];
-  set->turn = ring->place + 1;
-  return ring;
+  uint32_t i = set->turn;
+  for (uint32_t looked = 0; looked < set->served_count; looked++, i++) {
+    i = i < set->served_count ? i : 0;
+    if (atomic_load_explicit(set->looks[i].produced, memory_order_relaxed) != set->looks[i].idle) {
+      set->turn = i + 1;
+      return set->served[i];
+    }
+  }
+  return NULL;
+}
+
+/* After its turn, or when its outbox is blocked: it has something to do when a command comes, or in any case. */
+static inline void kvp_ring_set_turned(struct kvp_ring_set *set, const struct kvp_served_ring *ring) {
+  const uint64_t position = ring->ring->commands.position;
+  set->looks[ring->place].idle = kvp_outbox_is_blocked(&ring->outbox) ? position - 1 : position;
 }
 
 #endif

@@ -6,10 +6,7 @@
 #include "server/executor/clock.h"
 #include "server/log.h"
 
-enum {
-  commands_per_round = 16, /* between two looks at what has finished; the last turn of a round goes on to its end */
-  bytes_per_turn = 64 << 10,
-};
+enum { bytes_per_turn = 64 << 10 }; /* to be checked; its last command is taken as a whole */
 
 /* Of all workers together, beside what the supervisor's ring has. A ring with nothing under way may always have one.
  */
@@ -48,18 +45,27 @@ void kvp_service_deinit(struct kvp_service *service) {
 
 /* ---- ends of steps ---- */
 
+/* The step, or fence, is gone afterwards. */
+static void finished_post(struct kvp_service *service, struct kvp_step *step) {
+  struct kvp_served_ring *ring = step->ring;
+  kvp_outbox_finished(&ring->outbox, step);
+  if (kvp_outbox_is_blocked(&ring->outbox)) {
+    kvp_ring_set_turned(&service->rings, ring);
+  }
+}
+
 /* An accepted step has ended, or will never run. */
 static void step_end(struct kvp_service *service, struct kvp_step *step) {
   kvp_step_release_objects(step);
   kvp_compressed_parts_finish(&service->intake.compressed, step);
   kvp_fences_step_ended(&service->fences, step);
-  kvp_outbox_finished(&step->ring->outbox, step);
+  finished_post(service, step);
 }
 
 static void fences_look(struct kvp_service *service) {
   struct kvp_step *fence = NULL;
   while ((fence = kvp_fences_pop(&service->fences)) != NULL) {
-    kvp_outbox_finished(&fence->ring->outbox, fence);
+    finished_post(service, fence);
   }
 }
 
@@ -368,27 +374,33 @@ static bool ring_is_open(const struct kvp_service *service, const struct kvp_ser
                                   all->bytes - supervisors->bytes < worker_step_bytes_max);
 }
 
-/* Adds the commands taken. True when anything happened. */
-static bool turn_take(struct kvp_service *service, struct kvp_served_ring *ring, uint32_t *taken) {
-  const bool any = kvp_outbox_is_blocked(&ring->outbox) && kvp_outbox_flush(&ring->outbox);
+static bool turn_take(struct kvp_service *service, struct kvp_served_ring *ring) {
+  bool any = kvp_outbox_is_blocked(&ring->outbox) && kvp_outbox_flush(&ring->outbox);
   uint32_t commands = 0;
   uint64_t bytes = 0;
   while (commands < ring->turn_commands && bytes < bytes_per_turn && !service->failed &&
          ring_is_open(service, ring) && command_take(service, ring, &bytes)) {
     commands++;
+    any = true;
   }
-  *taken += commands;
-  return any || commands > 0;
+  if (!ring->is_failed) {
+    kvp_ring_set_turned(&service->rings, ring);
+  }
+  return any;
 }
 
 bool kvp_service_commands_take(struct kvp_service *service) {
-  const uint32_t count = service->rings.served_count;
-  uint32_t taken = 0;
-  bool any = false;
-  for (uint32_t i = 0; i < count && taken < commands_per_round && !service->failed; i++) {
-    any = turn_take(service, kvp_ring_set_next(&service->rings), &taken) || any;
+  const uint32_t ring_count = service->rings.served_count;
+  for (uint32_t i = 0; i < ring_count && !service->failed; i++) {
+    struct kvp_served_ring *ring = kvp_ring_set_next(&service->rings);
+    if (ring == NULL) {
+      return false;
+    }
+    if (turn_take(service, ring)) {
+      return true;
+    }
   }
-  return any;
+  return false;
 }
 
 /* ---- sleep ---- */

@@ -35,8 +35,9 @@ void kvp_service_step_drop(void *context, struct kvp_step *step);
 
 enum kvp_status kvp_service_change(struct kvp_service *service, struct kvp_object_change *change);
 
-/* Both: true when anything happened. */
+/* The turn of the next ring that has something to do. True when anything happened. */
 bool kvp_service_commands_take(struct kvp_service *service);
+/* Takes what has finished, and launches. Likewise. */
 bool kvp_service_finished_take(struct kvp_service *service);
 
 /* Somebody's completions find no room, and nobody says when there is some. */

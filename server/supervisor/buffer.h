@@ -1,5 +1,5 @@
-/* Buffers: device memory of one session that sources, outputs and arrays lie in. The daemon made it, or a worker brought
- * it. Loop thread only. */
+/* Buffers: device memory of one session that sources, outputs and arrays lie in. The daemon made it, or a worker
+ * brought it. Loop thread only. */
 #ifndef KVPOOL_SUPERVISOR_BUFFER_H
 #define KVPOOL_SUPERVISOR_BUFFER_H
 
@@ -46,8 +46,8 @@ void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, s
 void kvp_buffer_import(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        const struct kvp_control_open *open, int fd, kvp_buffer_done_fn done, void *context);
 struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error);
-/* Hidden at once; its memory goes when every step submitted so far has retired and no step of a worker's ring uses it.
- */
+/* Hidden at once; its memory goes when every step submitted so far has retired and no step of a worker's ring uses
+ * it. */
 void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer);
 /* The caller settles the session afterwards. Creations under way end with cancelled. */
 void kvp_buffer_release_all(struct kvp_daemon *daemon, struct kvp_session *session);

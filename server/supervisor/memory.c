@@ -1,7 +1,8 @@
 /* Device memory whose descriptors the supervisor keeps.
  *
- * Always holds: chunks [0, chunk_count) are open fds of ours, a worker's memory has one at most; `busy` means that one request of this memory is without
- * an answer, which is the one thing that keeps the struct alive after kvp_memory_destroy.
+ * Always holds: chunks [0, chunk_count) are open fds of ours, a worker's memory has one at most; `busy` means that one
+ * request of this memory is without an answer, which is the one thing that keeps the struct alive after
+ * kvp_memory_destroy.
  */
 #include "server/supervisor/memory.h"
 

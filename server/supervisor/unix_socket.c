@@ -1,5 +1,5 @@
-/* A unix socket that the daemon listens at. Loop thread. What always holds: the path is touched only while the lock is
- * held. */
+/* A unix socket that the daemon listens at. Loop thread. What always holds: the path is touched only while the lock
+ * is held. */
 #include "server/supervisor/unix_socket.h"
 
 #include <errno.h>

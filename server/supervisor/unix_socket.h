@@ -13,8 +13,8 @@ struct kvp_unix_socket {
   struct sockaddr_un address;
 };
 
-/* type: SOCK_STREAM or SOCK_SEQPACKET. Takes the lock, removes a stale socket, binds with the given mode and listens. in_use: another daemon holds the
- * lock (its pid in the text), or somebody without the lock answers at the path. */
+/* type: SOCK_STREAM or SOCK_SEQPACKET. Takes the lock, removes a stale socket, binds with the given mode and listens.
+ * in_use: another daemon holds the lock (its pid in the text), or somebody without the lock answers at the path. */
 enum kvp_status kvp_unix_socket_open(struct kvp_unix_socket *endpoint, int type, const char *path, uint32_t mode,
                                      const char *lock_path, struct kvp_error *error);
 /* From now on connecting is refused at once; path and lock stay. */

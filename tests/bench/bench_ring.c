@@ -1,7 +1,9 @@
-/* A step through the ring and the executor: from its post to the completion that the poster sees.
+/* A step through a ring and the executor: from its post to the completion that the poster sees.
  *
- * Posts one step at a time and polls for DONE, as a worker does that waits for its step. The floor beside it: the
- * same 256 rows moved by memcpy, and the two switches of a thread that sleeps on an eventfd.
+ * Posts one step at a time and polls for DONE, as a worker does that waits for its step: through the supervisor's ring,
+ * through a worker's, beside idle ones, and beside one that is always full. The floor beside it: the same 256 rows moved
+ * by memcpy, and the two switches of a thread that sleeps on an eventfd. Then how many steps a second go through 1, 4 and
+ * 16 rings, all of them fed by this one thread.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 #include "proto/format.h"
 #include "proto/owner_entry.h"
 #include "tests/unit/exec_harness.h"
+#include "tests/unit/exec_ring.h"
 
 enum {
   rounds_warm = 200,
@@ -24,7 +27,38 @@ enum {
   buffer_bytes = 32 << 20,
   memcpy_from_bytes = 256 * 1024,
   memcpy_bytes = 256 * 528,
+  rings_max = kvp_attachments_max,
+  rounds_crowded = 2000,
+  steps_of_throughput = 100000,
+  steps_ahead = 32, /* of one ring */
 };
+
+static struct exec_ring rings[rings_max];
+
+/* Who posts. */
+struct door {
+  struct exec_harness *link; /* NULL: a worker's ring */
+  struct exec_ring *ring;
+};
+
+static bool door_post(const struct door *door, uint64_t tag, const uint8_t *encoded, uint32_t bytes) {
+  return door->link != NULL ? exec_harness_post(door->link, KVP_COMMAND_STEP, tag, encoded, bytes)
+                            : exec_ring_post(door->ring, KVP_COMMAND_STEP, tag, encoded, bytes);
+}
+
+static bool door_try_take(const struct door *door, struct exec_completion *out) {
+  return door->link != NULL ? exec_harness_try_take(door->link, out) : exec_ring_try_take(door->ring, out);
+}
+
+/* As many steps as it takes, and none of its completions kept. */
+static void ring_flood(struct exec_ring *ring, const uint8_t *encoded, uint32_t bytes) {
+  struct exec_completion completion;
+  while (exec_ring_post(ring, KVP_COMMAND_STEP, 1, encoded, bytes)) {
+  }
+  while (exec_ring_try_take(ring, &completion)) {
+    free(completion.payload);
+  }
+}
 
 static uint64_t now_ns(void) {
   struct timespec now = {0};
@@ -50,9 +84,10 @@ struct timed {
   uint64_t done[rounds];
 };
 
-/* pause_us: 0 = the executor is still awake from the step before; else it has gone to sleep. */
-static void measure(struct exec_harness *link, const char *what, const struct step_encoder *encoder, uint32_t count,
-                    uint32_t pause_us) {
+/* pause_us: 0 = the executor is still awake from the step before; else it has gone to sleep. flood: a ring that is kept
+ * full of the same steps. */
+static void measure(const struct door *door, const char *what, const struct step_encoder *encoder, uint32_t count,
+                    uint32_t pause_us, struct exec_ring *flood) {
   static struct timed timed;
   char line[128];
   uint32_t bytes = 0;
@@ -61,12 +96,15 @@ static void measure(struct exec_harness *link, const char *what, const struct st
     if (pause_us > 0) {
       (void)usleep(pause_us);
     }
+    if (flood != NULL) {
+      ring_flood(flood, encoded, bytes);
+    }
     const uint64_t begin = now_ns();
-    HARNESS_CHECK(exec_harness_post(link, KVP_COMMAND_STEP, i, encoded, bytes));
+    HARNESS_CHECK(door_post(door, i, encoded, bytes));
     uint64_t accepted = 0;
     struct exec_completion completion;
     for (;;) {
-      if (!exec_harness_try_take(link, &completion)) {
+      if (!door_try_take(door, &completion)) {
         continue;
       }
       free(completion.payload);
@@ -76,14 +114,16 @@ static void measure(struct exec_harness *link, const char *what, const struct st
       HARNESS_CHECK(completion.kind == KVP_COMPLETION_ACCEPTED);
       accepted = now_ns() - begin;
     }
-    if (i >= rounds_warm) {
+    if (i >= rounds_warm) { /* 0: acceptance isn't told */
       timed.accepted[i - rounds_warm] = accepted;
       timed.done[i - rounds_warm] = now_ns() - begin;
     }
   }
   free(encoded);
-  (void)snprintf(line, sizeof line, "%s: post to accepted", what);
-  print(line, timed.accepted, count);
+  if (timed.accepted[0] != 0) {
+    (void)snprintf(line, sizeof line, "%s: post to accepted", what);
+    print(line, timed.accepted, count);
+  }
   (void)snprintf(line, sizeof line, "%s: post to done", what);
   print(line, timed.done, count);
 }
@@ -150,8 +190,68 @@ static void memcpy_floor(void) {
   free(to);
 }
 
+static void rings_attach(struct exec_harness *link, uint32_t first, uint32_t end) {
+  for (uint32_t i = first; i < end; i++) {
+    const struct kvp_control_ring spec = {.attachment_id = i + 1, .owner = session, .queue = 100 + i};
+    HARNESS_CHECK(exec_ring_attach(link, &rings[i], &spec).status == KVP_OK);
+  }
+}
+
+static void rings_measure(struct exec_harness *link) {
+  struct step_encoder encoder;
+  const struct door door = {.ring = &rings[0]};
+  rings_attach(link, 0, 2);
+  store_encode(&encoder, 256);
+  encoder.header.flags = KVP_STEP_NOT_ACCEPTED_TOLD;
+  measure(&door, "store of 256 v41 rows, a worker's ring", &encoder, rounds, 0, NULL);
+  measure(&door, "the same beside a ring that is always full", &encoder, rounds_crowded, 0, &rings[1]);
+  step_encoder_deinit(&encoder);
+  step_encoder_init(&encoder, 1, session, 1);
+  encoder.header.flags = KVP_STEP_NOT_ACCEPTED_TOLD;
+  measure(&door, "empty step, a worker's ring", &encoder, rounds, 0, NULL);
+  measure(&door, "the same beside a ring that is always full", &encoder, rounds_crowded, 0, &rings[1]);
+  rings_attach(link, 2, rings_max);
+  measure(&door, "the same beside 255 idle rings", &encoder, rounds, 0, NULL);
+  measure(&door, "the same, executor asleep", &encoder, rounds_asleep, 2000, NULL);
+  step_encoder_deinit(&encoder);
+}
+
+static void throughput_measure(uint32_t ring_count) {
+  struct step_encoder encoder;
+  uint32_t bytes = 0, ahead[16] = {0};
+  store_encode(&encoder, 1);
+  encoder.header.flags = KVP_STEP_NOT_ACCEPTED_TOLD;
+  uint8_t *encoded = step_encoder_encode(&encoder, &bytes);
+  const uint64_t begin = now_ns();
+  for (uint32_t done = 0; done < steps_of_throughput;) {
+    for (uint32_t i = 0; i < ring_count; i++) {
+      struct exec_completion completion;
+      while (exec_ring_try_take(&rings[i], &completion)) {
+        HARNESS_CHECK(completion.kind == KVP_COMPLETION_DONE);
+        free(completion.payload);
+        ahead[i]--;
+        done++;
+      }
+      while (ahead[i] < steps_ahead && exec_ring_post(&rings[i], KVP_COMMAND_STEP, 1, encoded, bytes)) {
+        ahead[i]++;
+      }
+    }
+  }
+  const double seconds = (double)(now_ns() - begin) / 1e9;
+  for (uint32_t i = 0; i < ring_count; i++) {
+    for (; ahead[i] > 0; ahead[i]--) {
+      free(exec_ring_take(&rings[i]).payload);
+    }
+  }
+  printf("stores of 1 row, %2u rings, %u ahead in each: %.0f steps a second\n", ring_count, steps_ahead,
+         steps_of_throughput / seconds);
+  free(encoded);
+  step_encoder_deinit(&encoder);
+}
+
 int main(void) {
   static struct exec_harness link;
+  const struct door door = {.link = &link};
   struct step_encoder encoder;
   struct exec_harness_options options = exec_harness_defaults;
   options.thread_count = 0;
@@ -160,17 +260,23 @@ int main(void) {
   pool_make(&link);
 
   step_encoder_init(&encoder, 1, session, 1);
-  measure(&link, "empty step", &encoder, rounds, 0);
-  measure(&link, "empty step, executor asleep", &encoder, rounds_asleep, 2000);
+  measure(&door, "empty step", &encoder, rounds, 0, NULL);
+  measure(&door, "empty step, executor asleep", &encoder, rounds_asleep, 2000, NULL);
+  step_encoder_deinit(&encoder);
   const uint32_t sizes[] = {1, 256, 8192};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
     char what[64];
     (void)snprintf(what, sizeof what, "store of %u v41 rows", sizes[i]);
     store_encode(&encoder, sizes[i]);
-    measure(&link, what, &encoder, sizes[i] > 1000 ? rounds / 10 : rounds, 0);
+    measure(&door, what, &encoder, sizes[i] > 1000 ? rounds / 10 : rounds, 0, NULL);
     step_encoder_deinit(&encoder);
   }
   memcpy_floor();
+  rings_measure(&link);
+  const uint32_t counts[] = {1, 4, 16};
+  for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+    throughput_measure(counts[i]);
+  }
   HARNESS_CHECK(exec_harness_stop(&link) == 0);
   return 0;
 }

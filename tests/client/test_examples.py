@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from support.daemon import build_dir
+from support.device import ON_GPU
+from support.library import environment
 from support.tool import Tool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "examples"
 SECONDS_MAX = 300
 
 
-def run(name, *arguments, python=(sys.executable,)):
-    return subprocess.run([*python, EXAMPLES / name, *map(str, arguments)], stdin=subprocess.DEVNULL,
+def run(name, *arguments, python=(sys.executable,), env=None):
+    return subprocess.run([*python, EXAMPLES / name, *map(str, arguments)], stdin=subprocess.DEVNULL, env=env,
                           capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
 
 
@@ -24,6 +26,19 @@ def test_scheduler(client, daemon, pool_name):
     assert done.returncode == 0, done.stderr
     error = re.fullmatch(r"100 rows stored, 100 loaded back, relative error (0\.\d+)\n", done.stdout)
     assert 0.02 < float(error[1]) < 0.03  # e4m3's rounding: see first_session.py
+    client.delete_pool(pool.pool_id)
+
+
+@pytest.mark.skipif(ON_GPU, reason="its rows are numpy's")
+def test_worker(client, daemon, pool_name):
+    pool = client.create_pool(pool_name, 64, 4, [dict(name="kv", format="v41", num_layers=1)])
+    done = run("worker.py", daemon.socket, pool_name, env=environment())
+    assert done.returncode == 0, done.stderr
+    error, scales = re.fullmatch(r"100 rows stored, 100 loaded back, relative error (0\.\d+); the first record's "
+                                 r"scales: \[([\d, ]+)\]\n", done.stdout).groups()
+    assert 0.02 < float(error) < 0.03  # e4m3's rounding: see first_session.py
+    assert len(scales.split(",")) == 16
+    assert client.pool(pool.pool_id).free_blocks == 4
     client.delete_pool(pool.pool_id)
 
 
@@ -65,13 +80,14 @@ def test_first_session(client, daemon):
 
 
 @pytest.mark.parametrize("name,status,words", [("scheduler.py", 1, "scheduler.py SOCKET POOL"),
-                                               ("first_session.py", 2, "usage: first_session.py")])
+                                               ("first_session.py", 2, "usage: first_session.py"),
+                                               ("worker.py", 1, "worker.py SOCKET POOL")])
 def test_without_arguments(name, status, words):
-    done = run(name)
+    done = run(name, env=environment())
     assert done.returncode == status and words in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["scheduler.py", "first_session.py"])
+@pytest.mark.parametrize("name", ["scheduler.py", "first_session.py", "worker.py"])
 def test_without_packages(name):
     """-S: without the folder that distributions put packages in; -I: without the user's."""
     done = run(name, "a", "b", python=(sys.executable, "-S", "-I"))

@@ -6,6 +6,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 from support import catalogue, golden, reference
 from support.daemon import fake_executor_path
+from support.device import DEVICE
+from support.library import kvpool
 from support.process import wait_until
 from support.proxy import Proxy
 from support.stubs import pb
@@ -312,7 +315,7 @@ def test_sessions(client, tool, pool):
     found = next(s for s in tool.json("sessions")["sessions"] if s["session_id"] == session.id)
     info = next(s for s in client.list_sessions() if s.session_id == session.id)
     for name, value in found.items():
-        assert value == getattr(info, name), name
+        assert value == (list if name == "attachments" else lambda x: x)(getattr(info, name)), name
     assert found["blocks"] == 5 and found["namespace"] == "tenant" and found["peer_pid"] == os.getpid()
     row = re.search(rf"^ *{session.id} .*$", tool.run("sessions").stdout, re.M).group().split()
     assert row[1:5] == ["scheduler-7", "tenant", str(os.getpid()), str(os.geteuid())]
@@ -343,6 +346,27 @@ def expected_cells(states, per_cell):
         else:
             cells += LETTERS[counts.index(max(counts))]
     return cells
+
+
+def test_sessions_and_their_workers(client, tool):
+    session = client.open_session("engine")
+    assert next(s for s in tool.json("sessions")["sessions"] if s["session_id"] == session.id)["attachments"] == []
+    assert "WORKER" not in tool.run("sessions").stdout
+    socket = tool.json("info")["attach_socket"]
+    with kvpool.attach(socket=socket, session_id=session.id, secret=session.ref.secret) as worker:
+        worker.run(worker.step())
+        buffer = worker.create_buffer(64)
+        found, = next(s for s in tool.json("sessions")["sessions"] if s["session_id"] == session.id)["attachments"]
+        info = worker.info()
+        assert found["attachment_id"] == info["attachment_id"] and found["device"] == info["device"] == DEVICE
+        assert (found["peer_pid"], found["peer_uid"], found["state"]) == (os.getpid(), os.getuid(), "serving")
+        assert (found["steps_taken"], found["buffers"]) == (1, 1)
+        assert 0 <= time.time_ns() - found["attached_unix_ns"] < 600 * 10**9
+        row = re.search(rf"^ *{info['attachment_id']} +{session.id} +.*$", tool.run("sessions").stdout, re.M)
+        fields = row.group().split()
+        assert fields[2:6] == [str(os.getpid()), str(os.getuid()), DEVICE, "serving"] and fields[-2:] == ["1", "1"]
+        buffer.release()
+    session.close()
 
 
 def lease_randomly(client, pool, sessions, rounds, seed):

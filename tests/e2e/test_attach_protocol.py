@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import select
 import signal
 import socket
 import stat
@@ -366,6 +367,22 @@ def test_many_chunks(start_daemon):
         assert [len(message.fds) for message in chunks] == [16, 16, 13]
         close_chunks(wire.collect_chunks(chunks, 1))
         assert told.body.regions[0].memory_bytes == 45 << 30
+
+
+def test_a_pool_goes_while_it_is_handed_out(start_daemon):
+    """The worker has not read the first message of the answer when the pool is deleted."""
+    client = start_daemon(devices=("cuda:0",), executor=fake_executor_path(), device_memory="0").client()
+    pool = client.create_pool("large", 64, 45, [{"name": "kv", "format": "bf16", "width": 8192, "num_layers": 1024}])
+    with Attachment(client.info().attach_socket, client.open_session().ref) as attachment:
+        attachment.wire.send(wire.MAP_POOL, 9, wire.PoolName(b"large"))
+        assert select.select([attachment.wire.socket], [], [], 60)[0]
+        client.delete_pool(pool.pool_id)
+        assert attachment.wire.receive().kind == wire.POOL
+        with pytest.raises(Refused) as caught:
+            attachment.answers(9)
+        assert caught.value.status == "unknown_pool"
+        assert client.device("cuda:0").pool_bytes == 0
+        attachment.create_buffer(10)
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------

@@ -353,7 +353,8 @@ typedef struct kvpool_session_info {
 typedef enum kvpool_attached_state {
   KVPOOL_ATTACHED_STARTING = 0,
   KVPOOL_ATTACHED_SERVING = 1,
-  KVPOOL_ATTACHED_LOST = 2 /* its executor died, the next one is not ready yet */
+  KVPOOL_ATTACHED_LOST = 2,  /* its executor died, the next one is not ready yet */
+  KVPOOL_ATTACHED_ENDING = 3 /* steps of it that run, or buffers, are not gone yet */
 } kvpool_attached_state;
 
 /* A worker that is attached to a session. */

@@ -14,14 +14,22 @@ TYPES = {
     "bfloat16": (4, 16, None),
 }
 
+
+def itemsize_of(dtype):
+    if dtype not in TYPES:
+        raise ValueError(f"no type {dtype!r}; there are {', '.join(TYPES)}")
+    return TYPES[dtype][1] // 8
+
+
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"  # static: capsules keep the pointers
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
+_python = ctypes.PyDLL(None)  # functions whose types nobody else sets, as of ctypes.pythonapi
+_new_capsule = _python.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
 # By address: the destructor sees a capsule whose last reference has gone.
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid = _python.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [c_void_p, c_char_p]
-_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer = _python.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = c_void_p, [c_void_p, c_char_p]
 
 _DELETER = ctypes.CFUNCTYPE(None, c_void_p)
@@ -51,12 +59,10 @@ class Array:
 
     def __init__(self, owner, export, address, shape, strides, dtype, read_only, device):
         """strides: in bytes. export: the call that makes a DLPack tensor of owner's handle. device: a DLDevice."""
-        if dtype not in TYPES:
-            raise ValueError(f"no type {dtype!r}; there are {', '.join(TYPES)}")
         self._owner, self._export, self.address = owner, export, address
         self.shape, self.strides, self.dtype, self.read_only = tuple(shape), tuple(strides), dtype, read_only
         self._device = device
-        self.itemsize = TYPES[dtype][1] // 8
+        self.itemsize = itemsize_of(dtype)
         if any(stride % self.itemsize for stride in self.strides):
             raise ValueError(f"strides of {self.strides} bytes are not multiples of {dtype}'s {self.itemsize}")
 

@@ -6,7 +6,7 @@ import threading
 import weakref
 from ctypes import POINTER, byref, c_int, c_uint32, c_uint64
 
-from ._array import TYPES, Array, dl_device_of
+from ._array import Array, dl_device_of, itemsize_of
 from ._client import BufferBase, Completion, Ticket, _PoolDescription, _text, drop_buffer
 from ._library import (AttachmentInfo, AttachOptions, CompletionStruct, OpReport, Owned, PostOptions, fields_of,
                        library, made)
@@ -300,7 +300,7 @@ class MappedBuffer(BufferBase):
 
     def array(self, dtype="uint8", shape=None, offset_bytes=0):
         """An array over it, without gaps; shape None: all of it, in one dimension."""
-        itemsize = TYPES[dtype][1] // 8
+        itemsize = itemsize_of(dtype)
         if shape is None:
             shape = ((self.bytes - offset_bytes) // itemsize,)
         strides, stride = [], itemsize

@@ -1,0 +1,550 @@
+"""A worker by the Python package: what it maps, shares and orders, beside a scheduler on the gRPC door."""
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from support import reference
+from support.catalogue import FORMATS, INDEX_MXFP8, V41, Geometry
+from support.device import DEVICE, ON_GPU
+from support.library import environment, kvpool
+from support.process import wait_until
+from support.traffic import random_rows, slots_of, whole_block_segments
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="numpy looks at memory of a host device")
+
+TOKENS, BLOCKS, LAYERS = 16, 24, 2
+REGIONS = [{"name": "kv", "format": "v41", "num_layers": LAYERS, "compression_ratio": 4},
+           {"name": "index", "format": "index_mxfp8", "num_layers": LAYERS, "compression_ratio": 4},
+           {"name": "plain", "format": "bf16", "width": 64, "num_layers": 1, "compression_ratio": 4}]
+MS = 60000
+
+
+@pytest.fixture(scope="module")
+def scheduler(daemon):
+    with kvpool.Client(str(daemon.socket), wait_until_serving=True) as made:
+        yield made
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(61)
+
+
+@pytest.fixture
+def session(scheduler):
+    with scheduler.open_session("engine") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(scheduler, pool_name):
+    made = scheduler.create_pool(pool_name, 4 * TOKENS, BLOCKS, REGIONS)
+    yield made
+    made.delete(force=True)
+
+
+@pytest.fixture
+def worker(session):
+    with kvpool.attach(session.ticket(DEVICE)) as made:
+        yield made
+
+
+# ---- attach
+
+
+def test_ticket(session):
+    ticket = session.ticket(DEVICE)
+    assert len(ticket.secret) == 16 and ticket.secret.hex() not in repr(ticket)
+    again = kvpool.Ticket.from_json(ticket.to_json())
+    assert vars(again) == vars(ticket)
+    with kvpool.attach(ticket.to_json()) as worker:
+        info = worker.info()
+        assert info["device"] == DEVICE and not info["device_memory"] and info["epoch"] == session.epoch
+        worker.check()
+    with pytest.raises(kvpool.Error) as caught:
+        worker.map_pool("main")  # detached
+    assert caught.value.status == kvpool.Status.CANCELLED
+
+
+@pytest.mark.parametrize("change, status", [
+    ({"secret": bytes(16)}, "WRONG_SECRET"), ({"session_id": 999999}, "UNKNOWN_SESSION"),
+    ({"device": "host:7"}, "WRONG_DEVICE"), ({"socket": "/tmp/nobody"}, "DISCONNECTED")])
+def test_not_let_in(session, change, status):
+    with pytest.raises(kvpool.Error) as caught:
+        kvpool.attach(**{**vars(session.ticket(DEVICE)), **change})
+    assert caught.value.status == kvpool.Status[status]
+
+
+def test_the_grpc_socket_is_no_attach_socket(daemon, session):
+    with pytest.raises(kvpool.Error, match="no attach socket"):
+        kvpool.attach(**{**vars(session.ticket(DEVICE)), "socket": str(daemon.socket)})
+
+
+# ---- arrays
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
+def test_regions_as_arrays(scheduler, session, pool_name, rng, fmt):
+    """Every record where FORMATS.md has it, by numpy.asarray and by DLPack, no byte copied."""
+    geometry = Geometry(fmt, TOKENS, BLOCKS, LAYERS)
+    pool = scheduler.create_pool(pool_name, TOKENS, BLOCKS, [{"name": "kv", "format": fmt.name, "num_layers": LAYERS}])
+    blocks = session.allocate(pool, BLOCKS)
+    rows, slots = random_rows(rng, fmt, geometry.num_slots), slots_of(blocks, TOKENS)
+    session.store_rows(pool.layer("kv", 1), rows, slots)
+    q = reference.quantize(fmt, rows)
+    with kvpool.attach(session.ticket(DEVICE)) as worker, worker.map_pool(pool_name) as mapped:
+        region = mapped.region("kv")
+        data = np.asarray(region.data(1))
+        assert data.shape == (BLOCKS, TOKENS, 1, fmt.data_bytes)
+        assert data[blocks].reshape(-1, fmt.data_bytes).tobytes() == q.data.tobytes()
+        assert not data.flags.writeable
+        if fmt.scale_bytes:
+            scales = np.asarray(region.scales(1))
+            assert scales[blocks].reshape(-1, fmt.scale_bytes).tobytes() == q.scales.tobytes()
+        if fmt.token_interleaved or not fmt.scale_bytes:
+            whole = np.from_dlpack(region.array(1))
+            assert whole.shape == (BLOCKS, TOKENS, 1, fmt.bytes_per_token)
+            assert whole.strides == (geometry.block_stride_bytes, fmt.bytes_per_token, fmt.bytes_per_token, 1)
+            assert whole.ctypes.data == region.base + geometry.layer_stride_bytes
+            assert whole[..., :fmt.data_bytes].tobytes() == data.tobytes()
+        else:
+            with pytest.raises(ValueError, match="data and scales"):
+                region.array(1)
+        for layer in (-1, LAYERS):
+            with pytest.raises(IndexError):
+                region.data(layer)
+    pool.delete(force=True)
+
+
+def test_arrays_see_what_is_stored_later(session, pool, pool_name, worker, rng):
+    mapped = worker.map_pool(pool_name)
+    records = np.asarray(mapped.region("kv").array(0))
+    blocks = session.allocate(pool, 2)
+    rows = random_rows(rng, V41, 2 * TOKENS)
+    session.store_rows(pool.layer("kv"), rows, slots_of(blocks, TOKENS))
+    assert records[blocks][..., :512].tobytes() == reference.quantize(V41, rows).data.tobytes()
+
+
+class Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, as DLPack 1.0 has it."""
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("data", ctypes.c_void_p),
+                ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+def versioned_of(array, **asked):
+    capsule = array.__dlpack__(max_version=(1, 0), **asked)
+    get = ctypes.PyDLL(None).PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return capsule, Versioned.from_address(get(capsule, b"dltensor_versioned"))
+
+
+@pytest.mark.parametrize("access, flags", [(kvpool.READ, 1), (kvpool.READ_WRITE, 0)])
+def test_dlpack_with_a_version(worker, pool, pool_name, access, flags):
+    region = worker.map_pool(pool_name, access).region("index")
+    capsule, tensor = versioned_of(region.scales(1))
+    geometry = Geometry(INDEX_MXFP8, TOKENS, BLOCKS, LAYERS)
+    assert (tensor.major, tensor.flags) == (1, flags)
+    assert (tensor.device_type, tensor.device_id) == region.scales(1).__dlpack_device__() == (1, 0)
+    assert tensor.data == region.base + geometry.layer_stride_bytes + TOKENS * 128
+    assert tensor.shape[:tensor.ndim] == [BLOCKS, TOKENS, 1, 4]
+    assert tensor.strides[:tensor.ndim] == [geometry.block_stride_bytes, 4, 4, 1]
+    assert (tensor.code, tensor.bits, tensor.lanes, tensor.byte_offset) == (1, 8, 1, 0)
+    del capsule
+    for asked in ({"copy": True}, {"dl_device": (2, 0)}):
+        with pytest.raises(BufferError):
+            region.data().__dlpack__(**asked)
+
+
+def test_arrays_keep_the_memory(session, worker, pool, pool_name):
+    """Maps, buffers and the attachment are given back; whoever has an array still reads and writes."""
+    mapped, buffer = worker.map_pool(pool_name), worker.create_buffer(4096)
+    by_interface, by_dlpack = np.asarray(mapped.region("kv").array()), np.from_dlpack(mapped.region("kv").array())
+    ours = np.asarray(buffer.array("uint32"))
+    ours[:] = 7
+    capsule, tensor = versioned_of(buffer.array("bfloat16", (32, 64)))
+    assert (tensor.code, tensor.bits) == (4, 16)
+    buffer.release()
+    mapped.unmap()
+    worker.detach()
+    gc.collect()
+    assert by_interface.sum() == by_dlpack.sum() == 0
+    ours[:] += 1
+    assert (ours == 8).all()
+    assert ctypes.c_uint32.from_address(tensor.data).value == 8
+    with pytest.raises(ValueError, match="given back"):
+        mapped.layer("kv").struct
+    with pytest.raises(ValueError, match="given back"):
+        buffer.view(1, 16).struct
+
+
+def mapped_of(name):
+    with open("/proc/self/maps") as maps:
+        return sum(name in line for line in maps)
+
+
+def test_memory_goes_with_its_last_array(session, worker, pool, pool_name):
+    region_name = f"kvpool:{pool_name}:"
+    mapped = worker.map_pool(pool_name)
+    arrays = [np.from_dlpack(mapped.region(i).data()) for i in range(3)]
+    capsule = mapped.region(0).array().__dlpack__()  # that nobody takes
+    mapped.unmap()
+    assert mapped_of(region_name) == 3
+    del arrays
+    assert mapped_of(region_name) == 3
+    del capsule
+    assert mapped_of(region_name) == 0
+
+
+def test_buffers_as_arrays(session, worker, rng):
+    buffer = worker.create_buffer(1000)
+    assert np.asarray(buffer.array()).shape == (1000,)
+    rows = np.asarray(buffer.array("float32", (3, 5), offset_bytes=16))
+    assert rows.shape == (3, 5) and rows.flags.writeable and rows.ctypes.data == buffer.address + 16
+    for dtype, shape, offset in (("float32", (250,), 4), ("uint8", (1001,), 0), ("uint8", (1,), 1000), ("int8", (1,), -1)):
+        with pytest.raises(ValueError, match="not inside"):
+            buffer.array(dtype, shape, offset)
+    with pytest.raises(ValueError, match="no type"):
+        buffer.array("complex64")
+    assert np.asarray(buffer.array("uint8", (0, 7))).shape == (0, 7)
+    with pytest.raises(AttributeError, match="bfloat16"):
+        buffer.array("bfloat16").__array_interface__
+
+
+# ---- buffers
+
+
+def store_and_load(worker, pool, layer, source, out, blocks, rows):
+    """A step by the ring: store every slot of the blocks, load them back."""
+    step = worker.step()
+    step.store(pool.layer("kv", layer), source.view(rows, V41.row_bytes), slots_of(blocks, TOKENS))
+    step.load(pool.layer("kv", layer), np.array(whole_block_segments(blocks, TOKENS)), rows,
+              out.view(rows, V41.row_bytes))
+    return worker.run(step)
+
+
+@pytest.mark.parametrize("kind", ["created", "scheduler's", "memfd"])
+def test_kinds_of_buffers(scheduler, session, pool, pool_name, worker, rng, kind):
+    """Rows written here are stored, loads are read here, without a byte over gRPC."""
+    rows, size = 3 * TOKENS, 3 * TOKENS * V41.row_bytes
+    blocks = session.allocate(pool, 3)
+    worker.saw_epoch(session.epoch)
+    theirs = None
+    if kind == "created":
+        made = [worker.create_buffer(size) for _ in range(2)]
+    elif kind == "scheduler's":
+        theirs = [session.create_buffer(size, DEVICE) for _ in range(2)]
+        made = [worker.map_buffer(buffer.id) for buffer in theirs]
+    else:
+        fds = [kvpool.make_memfd("tensor", size + 8192) for _ in range(2)]
+        made = [worker.import_memfd(fd, size + 8192, 4096 + 16, size) for fd in fds]
+        for fd in fds:
+            os.close(fd)
+    source, out = made
+    values = random_rows(rng, V41, rows)
+    np.asarray(source.array("uint16", (rows, 512)))[:] = values
+    reports = store_and_load(worker, worker.map_pool(pool_name), 1, source, out, blocks, rows)
+    assert (reports[0].rows_stored, reports[1].rows_loaded) == (rows, rows)
+    got = np.asarray(out.array("uint16", (rows, 512)))
+    assert got.tobytes() == reference.cast_back(V41, values).tobytes()
+    if theirs:
+        assert bytes(theirs[1].read()) == got.tobytes()
+    for buffer in made:
+        buffer.release()
+    if theirs:  # the worker only unmapped them
+        assert bytes(theirs[1].read()) == reference.cast_back(V41, values).tobytes()
+
+
+def test_the_worker_s_buffers_in_grpc_steps(session, pool, pool_name, worker, rng):
+    blocks = session.allocate(pool, 2)
+    source = worker.create_buffer(2 * TOKENS * V41.row_bytes)
+    values = random_rows(rng, V41, 2 * TOKENS)
+    np.asarray(source.array("uint16", values.shape))[:] = values
+    step = session.step().store(pool.layer("kv"), source.view(len(values), V41.row_bytes), slots_of(blocks, TOKENS))
+    assert step.run()[0].rows_stored == len(values)
+    records = np.asarray(worker.map_pool(pool_name).region("kv").array())
+    assert records[blocks][..., :512].tobytes() == reference.quantize(V41, values).data.tobytes()
+
+
+def test_one_step_by_both_doors(session, pool, pool_name, worker, rng):
+    """The same step object: the same bytes, the same reports, the same refusals."""
+    blocks = session.allocate(pool, 2)
+    rows = 2 * TOKENS
+    buffer = worker.create_buffer(2 * rows * V41.row_bytes)
+    memory = np.asarray(buffer.array("uint16", (2 * rows, 512)))
+    records = np.asarray(worker.map_pool(pool_name).region("kv").array())
+    values = random_rows(rng, V41, rows)
+    step = session.step()
+    step.store(pool.layer("kv"), buffer.view(rows, V41.row_bytes), slots_of(blocks, TOKENS))
+    step.load(pool.layer("kv"), np.array(whole_block_segments(blocks, TOKENS)), rows,
+              buffer.view(rows, V41.row_bytes, rows * V41.row_bytes))
+    seen = []
+    for door in (step.run, lambda: worker.run(step)):
+        session.step().zero_blocks(pool, blocks).run()
+        memory[:rows], memory[rows:] = values, 0xABCD
+        reports = [{k: v for k, v in vars(r).items() if not k.endswith("_ns")} for r in door()]
+        seen.append((reports, records.tobytes(), memory.tobytes()))
+    assert seen[0] == seen[1]
+    assert memory[rows:].tobytes() == reference.cast_back(V41, values).tobytes()
+
+    refusals = []
+    step.clear()
+    step.store(pool.layer("kv"), buffer.view(rows, V41.row_bytes), [BLOCKS * TOKENS, 0])
+    for door in (step.run, lambda: worker.run(step)):
+        with pytest.raises(kvpool.Error) as caught:
+            door()
+        refusals.append(vars(caught.value))
+    assert refusals[0] == refusals[1]
+    assert refusals[0]["status"] == kvpool.Status.OUT_OF_RANGE and refusals[0]["position"] == 0
+    assert refusals[0]["value"] == BLOCKS * TOKENS and refusals[0]["op"] == 0
+
+
+def test_epochs(session, pool, pool_name, worker):
+    """A worker that wasn't told of the lease is refused, once it was told it isn't."""
+    blocks = session.allocate(pool, 1)
+    mapped = worker.map_pool(pool_name, kvpool.NOTHING)
+    step = worker.step().zero_blocks(mapped, blocks)
+    with pytest.raises(kvpool.Error) as caught:
+        worker.run(step)
+    assert caught.value.status == kvpool.Status.STALE_BLOCK
+    worker.saw_epoch(session.epoch)
+    worker.run(step)
+
+
+# ---- order
+
+
+def test_waits_and_signals(session, pool, pool_name, worker, rng):
+    """A step that stores what the worker writes after it was posted, layer by layer; the worker reads what was loaded
+    when it is signalled."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    mapped = worker.map_pool(pool_name)
+    source, out = worker.create_buffer(TOKENS * 1024), worker.create_buffer(TOKENS * 1024)
+    rows, loaded = (np.asarray(b.array("uint16", (TOKENS, 512))) for b in (source, out))
+    ready, done = worker.new_word(kvpool.WORKER), worker.new_word(kvpool.EXECUTOR)
+    step = worker.step()
+    slots, segments = step.array(slots_of(blocks, TOKENS)), step.array([[blocks[0], 0, TOKENS, 0]])
+    for layer in range(LAYERS):
+        where = mapped.layer("kv", layer)
+        step.store(where, source.view(TOKENS, 1024), slots).wait(ready, layer + 1)
+        step.load(where, segments, TOKENS, out.view(TOKENS, 1024)).signal(done, layer + 1)
+    for replay in range(20):
+        base = 1000 * replay
+        step_id = worker.post(step, base=base, deadline_ms=MS)
+        for layer in range(LAYERS):
+            values = random_rows(rng, V41, TOKENS)
+            rows[:] = values
+            ready.signal(base + layer + 1)
+            done.wait(base + layer + 1, MS)
+            assert loaded.tobytes() == reference.cast_back(V41, values).tobytes()
+        completion = worker.wait(MS)
+        assert completion.step_id == step_id and len(completion.check()) == 2 * LAYERS
+    assert done.read() == 1000 * 19 + LAYERS
+
+
+def test_a_wait_that_nobody_answers(session, pool, pool_name, worker):
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    mapped = worker.map_pool(pool_name, kvpool.NOTHING)
+    ready, done, other = worker.new_word(kvpool.WORKER), worker.new_word(kvpool.EXECUTOR), worker.new_word(kvpool.WORKER)
+    step = worker.step().zero_blocks(mapped, blocks).wait(ready, 5).signal(done, 1)
+    first = worker.post(step, deadline_ms=30)
+    after = worker.post(worker.step().zero_blocks(mapped, blocks))
+    completion = worker.wait(MS)
+    assert completion.step_id == first and completion.error.status == kvpool.Status.DEADLINE_EXCEEDED
+    assert completion.error.op == 0
+    with pytest.raises(kvpool.Error) as caught:
+        done.wait(1, MS)
+    assert caught.value.status == kvpool.Status.CANCELLED
+    assert worker.wait(MS).step_id == after  # the queue goes on
+
+    other.poison()
+    poisoned = worker.step().zero_blocks(mapped, blocks).wait(other, 1)
+    with pytest.raises(kvpool.Error) as caught:
+        worker.run(poisoned)
+    assert caught.value.status == kvpool.Status.CANCELLED
+
+
+def test_accepted_is_told_when_it_is_wanted(session, pool, pool_name, worker):
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    step = worker.step().zero_blocks(worker.map_pool(pool_name, kvpool.NOTHING), blocks)
+    step_id = worker.post(step, want_accepted=True)
+    told = [worker.wait(MS), worker.wait(MS)]
+    assert [(c.step_id, c.accepted) for c in told] == [(step_id, True), (step_id, False)]
+
+
+def test_threads_take_turns(session, pool, pool_name, worker):
+    """Posting and waiting by many threads: every step is told once."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    mapped = worker.map_pool(pool_name, kvpool.NOTHING)
+    posted, told, lock = [], [], threading.Lock()
+
+    def work():
+        step = worker.step().zero_blocks(mapped, blocks)
+        for _ in range(100):
+            try:
+                step_id = worker.post(step)
+            except kvpool.Busy:
+                continue
+            completion = worker.wait(MS)
+            with lock:
+                posted.append(step_id)
+                told.append(completion.step_id)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(posted) == sorted(told) and len(set(told)) == len(told)
+
+
+# ---- ends
+
+
+def test_the_session_ends(scheduler, pool, pool_name):
+    session = scheduler.open_session("short")
+    worker = kvpool.attach(session.ticket(DEVICE))
+    records = np.asarray(worker.map_pool(pool_name).region("kv").array())
+    buffer = worker.create_buffer(4096)
+    session.close()
+    with pytest.raises(kvpool.Error) as caught:
+        worker.wait(MS)
+    assert caught.value.status in (kvpool.Status.UNKNOWN_SESSION, kvpool.Status.CANCELLED)
+    with pytest.raises(kvpool.Error):
+        worker.post(worker.step())
+    with pytest.raises(kvpool.Error):
+        worker.create_buffer(4096)
+    assert records.sum() == 0  # what is mapped stays
+    buffer.release()
+    worker.detach()
+
+
+def kill_executor(scheduler):
+    os.kill(scheduler.info()["devices"][0]["executor_pid"], signal.SIGKILL)
+
+
+def wait_serving(worker, generation):
+    """Until an executor after that one serves it."""
+    def serves():
+        try:
+            worker.check()
+            return worker.info()["generation"] > generation
+        except kvpool.DeviceLost:
+            return False
+
+    wait_until(serves, "the next executor")
+
+
+def test_the_executor_dies(scheduler, session, pool, pool_name, worker, rng):
+    """What is in flight ends with device_lost; maps stay; buffers come back; the next executor takes up the ring."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    mapped, buffer = worker.map_pool(pool_name), worker.create_buffer(TOKENS * 1024)
+    records = np.asarray(mapped.region("kv").array())
+    values = random_rows(rng, V41, TOKENS)
+    np.asarray(buffer.array("uint16", (TOKENS, 512)))[:] = values
+    ready, done = worker.new_word(kvpool.WORKER), worker.new_word(kvpool.EXECUTOR)
+    store = worker.step().store(mapped.layer("kv"), buffer.view(TOKENS, 1024), slots_of(blocks, TOKENS))
+    worker.run(store)
+    stuck = worker.step().zero_blocks(mapped, blocks).wait(ready, 1).signal(done, 1)
+    lost = [worker.post(stuck, deadline_ms=MS) for _ in range(3)]
+    generation = worker.info()["generation"]
+    kill_executor(scheduler)
+    for step_id in lost:
+        completion = worker.wait(MS)
+        assert completion.step_id == step_id and isinstance(completion.error, kvpool.DeviceLost)
+    wait_serving(worker, generation)
+    expected = reference.quantize(V41, values).data.tobytes()
+    assert records[blocks][..., :512].tobytes() == expected  # contents and the map are the same
+    worker.run(worker.step().zero_blocks(mapped, blocks))
+    assert records[blocks].sum() == 0
+    worker.run(store)  # the buffer too
+    assert records[blocks][..., :512].tobytes() == expected
+    assert done.read() == 0
+    step_id = worker.post(stuck)
+    ready.signal(1)
+    done.wait(1, MS)
+    assert worker.wait(MS).step_id == step_id
+
+
+def test_a_waiter_sees_the_executor_die(scheduler, worker):
+    done, failed, generation = worker.new_word(kvpool.EXECUTOR), [], worker.info()["generation"]
+
+    def wait():
+        try:
+            done.wait(1, MS)
+        except kvpool.Error as error:
+            failed.append(error.status)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    kill_executor(scheduler)
+    thread.join()
+    assert failed == [kvpool.Status.DEVICE_LOST]
+    wait_serving(worker, generation)
+
+
+CHILD = """
+import os, sys, numpy, kvpool
+worker = kvpool.attach(sys.stdin.readline())
+mapped = worker.map_pool(sys.argv[1], kvpool.READ_WRITE if sys.argv[2] == "write" else kvpool.READ)
+array = mapped.region("kv").array()
+print("ready", flush=True)
+sys.stdin.readline()
+import ctypes
+ctypes.memset(array.address, 7, 1)
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def child(session, *arguments):
+    process = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               text=True, env=environment())
+    process.stdin.write(session.ticket(DEVICE).to_json() + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_write_through_the_default_map_faults_the_writer(daemon, session, pool, pool_name, worker):
+    records = np.asarray(worker.map_pool(pool_name).region("kv").array())
+    for access, status in (("read", -signal.SIGSEGV), ("write", 0)):
+        process = child(session, pool_name, access)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        if access == "write":
+            assert process.stdout.readline() == "written\n"
+        process.communicate("\n" if access == "write" else None)
+        assert process.returncode == status
+        assert records[0, 0, 0, 0] == (7 if access == "write" else 0)
+    worker.check()
+
+
+def test_a_worker_is_killed(client, session, pool, pool_name, worker):
+    """Its attachment goes, and nothing else."""
+    def attached():
+        info = next(s for s in client.list_sessions() if s.session_id == session.id)
+        return len(info.attachments)
+
+    process = child(session, pool_name, "read")
+    assert attached() == 2
+    process.kill()
+    process.communicate()
+    wait_until(lambda: attached() == 1, "the attachment goes")
+    session.check()
+    worker.check()
