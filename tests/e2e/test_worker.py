@@ -548,3 +548,40 @@ def test_a_worker_is_killed(client, session, pool, pool_name, worker):
     wait_until(lambda: attached() == 1, "the attachment goes")
     session.check()
     worker.check()
+
+
+# ---- replays
+
+
+@pytest.mark.parametrize("mode", [kvpool.ONE_LAUNCH, kvpool.BY_OP])
+def test_replay(session, worker, pool, mode):
+    """Layers one after another, as a captured graph would signal and wait for them: each row when it is there, from the
+    same place, to other slots each time. A row of one number is the weight with its sign after the norm."""
+    rounds, layers, bf16 = 5, 7, 0x3F80
+    blocks = session.allocate(pool, 3)
+    worker.saw_epoch(session.epoch)
+    with worker.map_pool(pool.name) as mapped, kvpool.Replay(worker, layers, mode) as replay:
+        assert replay.mode == mode
+        rows = worker.create_buffer(4096)
+        row, weight = (np.asarray(rows.array("uint16", (64,), offset)) for offset in (0, 128))
+        records = np.asarray(mapped.region("plain").array())
+        slots = slots_of(blocks, mapped.region("plain").tokens_per_block)[:rounds * layers].reshape(rounds, layers)
+        step = worker.step()
+        for turn in range(rounds):
+            weight[:] = bf16 + turn
+            step.clear()
+            for layer in range(layers):
+                step.fused_store(mapped.layer("plain", 0), rows.view(1, 128), rows.view(1, 128, 128), 1e-6,
+                                 [slots[turn, layer]], [0]).points(layer + 1, layer + 1)
+            step_id = replay.post(step)
+            replay.begin()
+            for layer in range(layers):
+                row[:] = 0x4040 | layer % 2 << 15
+                replay.signal_and_wait(None, layer + 1)
+                at = divmod(int(slots[turn, layer]), mapped.region("plain").tokens_per_block)
+                assert (records[at][0].view(np.uint16) == (bf16 + turn | layer % 2 << 15)).all()
+            replay.end(None, layers)
+            replay.check()
+            done = worker.wait(MS)
+            assert done.step_id == step_id and done.error is None and len(done.reports) == layers
+    session.free(pool, blocks)

@@ -13,13 +13,15 @@ from ._attachment import (EXECUTOR, NOTHING, READ, READ_WRITE, WORKER, Attachmen
 from ._client import PAGED, RING, Buffer, Client, Completion, Pool, Queue, Session, SessionStep, Ticket
 from ._errors import Busy, DeadlineExceeded, DeviceLost, Disconnected, Error, Status
 from ._library import library as _library
+from ._replay import AUTOMATIC, BY_OP, ONE_LAUNCH, Replay
 from ._step import BufferArray, LayerRef, Report, Step, ViewRef
 
 __all__ = [
-    "EXECUTOR", "NOTHING", "PAGED", "READ", "READ_WRITE", "RING", "WORKER", "Array", "Attachment", "AttachmentStep",
-    "Buffer", "BufferArray", "Busy", "Client", "Completion", "DeadlineExceeded", "DeviceLost", "Disconnected", "Error",
-    "LayerRef", "MappedBuffer", "Pool", "PoolMap", "Queue", "Region", "Report", "Session", "SessionStep", "Status",
-    "Step", "Ticket", "ViewRef", "Word", "attach", "make_memfd", "plan", "version",
+    "AUTOMATIC", "BY_OP", "EXECUTOR", "NOTHING", "ONE_LAUNCH", "PAGED", "READ", "READ_WRITE", "RING", "WORKER",
+    "Array", "Attachment", "AttachmentStep", "Buffer", "BufferArray", "Busy", "Client", "Completion",
+    "DeadlineExceeded", "DeviceLost", "Disconnected", "Error", "LayerRef", "MappedBuffer", "Pool", "PoolMap", "Queue",
+    "Region", "Replay", "Report", "Session", "SessionStep", "Status", "Step", "Ticket", "ViewRef", "Word", "attach",
+    "make_memfd", "plan", "version",
 ]
 
 

@@ -218,6 +218,12 @@ class AttachmentStep(Step):
     def run(self, **options):
         return self.attachment.run(self, **options)
 
+    def points(self, begins=0, ends=0):
+        """About the op added last, a fused_store, in a step that a Replay posts: it begins when the graph has signalled
+        `begins` (0: behind the op before), and with it and all before it done, `ends` is reached (0: not told)."""
+        library.step_set_replay_points(self.handle, begins, ends)
+        return self
+
 
 class PoolMap(Owned, _PoolDescription):
     """A pool's memory in this process, read-only unless it was mapped with READ_WRITE."""

@@ -154,6 +154,10 @@ class PostOptions(Structure):
     _fields_ = [("size_bytes", c_size_t), ("base", c_uint64), ("deadline_ms", c_uint32), ("want_accepted", c_bool)]
 
 
+class ReplayOptions(Structure):
+    _fields_ = [("size_bytes", c_size_t), ("mode", c_int), ("deadline_ms", c_uint32)]
+
+
 # Name in C of each struct above, for whoever compares layouts.
 STRUCTS = {
     "kvpool_error": ErrorStruct, "kvpool_connect_options": ConnectOptions, "kvpool_device_info": DeviceInfo,
@@ -165,6 +169,7 @@ STRUCTS = {
     "kvpool_completion": CompletionStruct, "kvpool_sequence": Sequence, "kvpool_swa_sequence": SwaSequence,
     "kvpool_attach_options": AttachOptions, "kvpool_attachment_info": AttachmentInfo,
     "kvpool_mapped_region": MappedRegionStruct, "kvpool_array": ArrayStruct, "kvpool_post_options": PostOptions,
+    "kvpool_replay_options": ReplayOptions,
 }
 
 _I32 = POINTER(c_int32)
@@ -245,6 +250,15 @@ _FALLIBLE = {
     "timeline_poison": (HANDLE, c_uint32),
     "timeline_read": (HANDLE, c_uint32, _U64),
     "timeline_wait": (HANDLE, c_uint32, c_uint64, c_uint32),
+    "replay_new": (HANDLE, c_uint32, POINTER(ReplayOptions), _OUT),
+    "step_set_replay_points": (HANDLE, c_uint32, c_uint32),
+    "replay_post": (HANDLE, HANDLE, _U64),
+    "replay_begin": (HANDLE, c_void_p),
+    "replay_end": (HANDLE, c_void_p, c_uint32),
+    "replay_signal": (HANDLE, c_void_p, c_uint32),
+    "replay_wait": (HANDLE, c_void_p, c_uint32),
+    "replay_signal_and_wait": (HANDLE, c_void_p, c_uint32),
+    "replay_check": (HANDLE,),
 }
 
 # The others: result, arguments.
@@ -291,6 +305,9 @@ _PLAIN = {
     "pool_map_pool": (HANDLE, HANDLE),
     "pool_map_region": (POINTER(MappedRegionStruct), HANDLE, c_size_t),
     "timeline_free": (None, HANDLE, c_uint32),
+    "replay_destroy": (None, HANDLE),
+    "replay_mode_get": (c_int, HANDLE),
+    "replay_abort": (None, HANDLE),
 }
 
 
