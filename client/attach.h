@@ -37,6 +37,8 @@ struct kvp_mapping {
   uint64_t mapped_bytes;
   uint32_t chunk_count;
   uint32_t chunks_mapped;
+  int device; /* of a GPU: the driver's number, and this process's */
+  int ordinal;
 };
 
 /* The chunks of a message, in order; the first one reserves the room for all. The fds stay the caller's. */
@@ -64,10 +66,15 @@ struct kvp_timelines {
   struct kvp_timelines *older;
   struct kvp_timeline_word *words;        /* [kvp_timeline_words] */
   const struct kvp_attach_status *status; /* read-only */
+  uint64_t device_words;                  /* as a GPU sees them; 0: it doesn't. With what follows under words_lock */
+  int device;
+  char uuid[kvp_name_bytes_max];
 };
 
 kvpool_status kvp_timelines_add(kvpool_attachment *attachment, int words_fd, int status_fd, kvpool_error *error);
 void kvp_timelines_deinit(kvpool_attachment *attachment);
+/* Whoever waits for its executor's words, streams of a GPU too, goes on: nobody else writes them any more. */
+void kvp_timelines_poison(struct kvp_timelines *timelines);
 /* Any thread. */
 struct kvp_timelines *kvp_timelines_latest(kvpool_attachment *attachment);
 bool kvp_timelines_are_served(const struct kvp_timelines *timelines);
@@ -120,7 +127,7 @@ struct kvpool_attachment {
   kvpool_error completion_error;
 
   _Atomic(struct kvp_timelines *) timelines; /* the latest */
-  pthread_mutex_t words_lock;                /* guards the next two */
+  pthread_mutex_t words_lock;                /* guards word_used */
   uint8_t word_used[kvp_timeline_words];
   atomic_bool gone; /* ended: whoever waits for a word can stop */
 

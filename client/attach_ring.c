@@ -73,8 +73,12 @@ void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error 
   if (attachment->ring.map == NULL) {
     return;
   }
-  /* What can't be kept for want of memory ends like the rest. In a child of a fork there is no ring. */
-  while (attachment->pid == getpid() && kvp_lane_peek(&attachment->ring.completions, &record) == KVP_LANE_RECORD &&
+  const bool is_ours = attachment->pid == getpid(); /* in a child of a fork there is no ring */
+  if (is_ours) {
+    kvp_timelines_poison(kvp_timelines_latest(attachment));
+  }
+  /* What can't be kept for want of memory ends like the rest. */
+  while (is_ours && kvp_lane_peek(&attachment->ring.completions, &record) == KVP_LANE_RECORD &&
          hold_record(attachment, &record)) {
     kvp_lane_advance(&attachment->ring.completions, &record);
   }

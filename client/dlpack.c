@@ -120,8 +120,7 @@ kvpool_status kvp_array_export(const struct kvp_mapping *mapping, const kvpool_a
   }
   const struct dl_tensor tensor = {
       .data = array->data,
-      .device = {.type = mapping->on_device ? dl_cuda : dl_cpu,
-                 .ordinal = mapping->on_device ? kvp_cuda_ordinal(mapping->uuid) : 0},
+      .device = {.type = mapping->on_device ? dl_cuda : dl_cpu, .ordinal = mapping->on_device ? mapping->ordinal : 0},
       .ndim = array->ndim,
       .type_code = array->type_code,
       .type_bits = array->type_bits,

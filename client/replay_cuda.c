@@ -8,106 +8,85 @@
 
 #include "client/kernels/replay.h"
 #include "client/replay.h"
+#include "client/worker_cuda_driver.h"
 
 /* The kernels, client/kernels/replay.cu, as nvcc made them; none where there was no nvcc. */
 extern const unsigned char kvp_replay_kernels[];
 extern const size_t kvp_replay_kernels_bytes;
 
-/* As cuda.h has them. */
-typedef int cu_result;
-typedef unsigned long long cu_pointer;
-enum {
-  cu_success = 0,
-  cu_host_memory_already_registered = 712,
-  cu_mem_host_portable = 1,
-  cu_mem_host_device_map = 2,
-  cu_wait_value_geq = 0,
+enum { CU_HOST_ALLOC_PORTABLE = 1, CU_HOST_ALLOC_DEVICEMAP = 2 };
+
+/* What graphs need of the driver beside worker_cuda_driver.h. */
+struct graph_driver {
+  int (*context_get)(void **context);
+  int (*module_load)(void **module, const void *image);
+  int (*module_unload)(void *module);
+  int (*function_get)(void **function, void *module, const char *name);
+  int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                unsigned block_z, unsigned shared_bytes, void *stream, void **arguments, void **extra);
+  int (*alloc)(uint64_t *out, size_t bytes);
+  int (*free)(uint64_t memory);
+  int (*copy_in)(uint64_t memory, const void *host, size_t bytes);
+  int (*host_alloc)(void **out, size_t bytes, unsigned flags);
+  int (*host_free)(void *memory);
 };
 
-struct driver {
-  cu_result (*context_get)(void **context);
-  cu_result (*error_string)(cu_result code, const char **text);
-  cu_result (*module_load)(void **module, const void *image);
-  cu_result (*module_unload)(void *module);
-  cu_result (*function_get)(void **function, void *module, const char *name);
-  cu_result (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                      unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,
-                      void **extra);
-  cu_result (*stream_wait_value)(void *stream, cu_pointer address, uint64_t value, unsigned flags);
-  cu_result (*alloc)(cu_pointer *out, size_t bytes);
-  cu_result (*free)(cu_pointer memory);
-  cu_result (*copy_in)(cu_pointer memory, const void *host, size_t bytes);
-  cu_result (*host_alloc)(void **out, size_t bytes, unsigned flags);
-  cu_result (*host_free)(void *memory);
-  cu_result (*host_register)(void *memory, size_t bytes, unsigned flags);
-  cu_result (*host_unregister)(void *memory);
-  cu_result (*host_pointer)(cu_pointer *out, void *host, unsigned flags);
-};
+static const struct kvp_cuda_driver *driver;
+static struct graph_driver graphs;
+static kvpool_error load_problem; /* status KVPOOL_OK: all is there */
+static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-static struct driver driver;
-static const char *driver_missing; /* NULL: all is there */
-static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
-
-static void driver_load(void) {
+static void load(void) {
   const struct {
-    const char *name;
-    void *function;
-  } symbols[] = {
-      {"cuCtxGetCurrent", &driver.context_get},
-      {"cuGetErrorString", &driver.error_string},
-      {"cuModuleLoadData", &driver.module_load},
-      {"cuModuleUnload", &driver.module_unload},
-      {"cuModuleGetFunction", &driver.function_get},
-      {"cuLaunchKernel", &driver.launch},
-      {"cuStreamWaitValue64_v2", &driver.stream_wait_value},
-      {"cuMemAlloc_v2", &driver.alloc},
-      {"cuMemFree_v2", &driver.free},
-      {"cuMemcpyHtoD_v2", &driver.copy_in},
-      {"cuMemHostAlloc", &driver.host_alloc},
-      {"cuMemFreeHost", &driver.host_free},
-      {"cuMemHostRegister_v2", &driver.host_register},
-      {"cuMemHostUnregister", &driver.host_unregister},
-      {"cuMemHostGetDevicePointer_v2", &driver.host_pointer},
+    const char *symbol;
+    void *place; /* of a function pointer */
+  } functions[] = {
+      {"cuCtxGetCurrent", &graphs.context_get},
+      {"cuModuleLoadData", &graphs.module_load},
+      {"cuModuleUnload", &graphs.module_unload},
+      {"cuModuleGetFunction", &graphs.function_get},
+      {"cuLaunchKernel", &graphs.launch},
+      {"cuMemAlloc_v2", &graphs.alloc},
+      {"cuMemFree_v2", &graphs.free},
+      {"cuMemcpyHtoD_v2", &graphs.copy_in},
+      {"cuMemHostAlloc", &graphs.host_alloc},
+      {"cuMemFreeHost", &graphs.host_free},
   };
+  if (kvp_cuda_load(&driver, &load_problem) != KVPOOL_OK) {
+    return;
+  }
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  driver_missing = library == NULL ? "libcuda.so.1" : NULL;
-  for (size_t i = 0; i < sizeof symbols / sizeof symbols[0] && driver_missing == NULL; i++) {
-    void *found = dlsym(library, symbols[i].name);
-    memcpy(symbols[i].function, &found, sizeof found);
-    driver_missing = found == NULL ? symbols[i].name : NULL;
+  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+    void *function = library == NULL ? NULL : dlsym(library, functions[i].symbol);
+    if (function == NULL) {
+      (void)kvp_fail(&load_problem, KVPOOL_UNIMPLEMENTED, "NVIDIA's driver has no %s", functions[i].symbol);
+      return;
+    }
+    memcpy(functions[i].place, &function, sizeof function);
   }
 }
 
-static kvpool_status cuda_fail(kvpool_error *error, const char *call, cu_result code) {
-  const char *text = NULL;
-  if (driver.error_string(code, &text) != cu_success || text == NULL) {
-    text = "an unknown error";
-  }
-  return kvp_fail(error, KVPOOL_INTERNAL, "%s: %s (%d)", call, text, code);
+static kvpool_status cuda_fail(kvpool_error *error, const char *call, int code) {
+  return kvp_cuda_fail(driver, code, call, "a replay", error);
 }
 
 struct cuda_state {
   void *module;
   void *begin;
   void *point;
-  cu_pointer base; /* BY_OP; of one launch it is a word of the buffer */
-  void *problem;
-  struct kvp_timeline_word *registered; /* whose registration is ours to end */
+  void *problem; /* host memory */
+  uint64_t base; /* BY_OP; of one launch it is a word of the buffer */
 };
 
-/* In the order in which they are made. */
 static void state_free(struct cuda_state *state) {
-  if (state->registered != NULL) {
-    (void)driver.host_unregister(state->registered);
-  }
   if (state->base != 0) {
-    (void)driver.free(state->base);
+    (void)graphs.free(state->base);
   }
   if (state->problem != NULL) {
-    (void)driver.host_free(state->problem);
+    (void)graphs.host_free(state->problem);
   }
   if (state->module != NULL) {
-    (void)driver.module_unload(state->module);
+    (void)graphs.module_unload(state->module);
   }
   free(state);
 }
@@ -118,12 +97,15 @@ static kvpool_status driver_check(kvpool_error *error) {
     return kvp_fail(error, KVPOOL_UNIMPLEMENTED,
                     "this libkvpool was built without nvcc: it has no kernels for graphs");
   }
-  (void)pthread_once(&driver_once, driver_load);
-  if (driver_missing != NULL) {
-    return kvp_fail(error, KVPOOL_UNIMPLEMENTED, "the GPU's driver has no %s that can be loaded", driver_missing);
+  (void)pthread_once(&load_once, load);
+  if (load_problem.status != KVPOOL_OK) {
+    if (error != NULL) {
+      *error = load_problem;
+    }
+    return load_problem.status;
   }
-  const cu_result code = driver.context_get(&context);
-  if (code != cu_success) {
+  const int code = graphs.context_get(&context);
+  if (code != CUDA_OK) {
     return cuda_fail(error, "cuCtxGetCurrent", code);
   }
   if (context == NULL) {
@@ -133,22 +115,22 @@ static kvpool_status driver_check(kvpool_error *error) {
 }
 
 static kvpool_status kernels_load(struct cuda_state *state, kvpool_error *error) {
-  cu_result code = driver.module_load(&state->module, kvp_replay_kernels);
-  if (code != cu_success) {
+  int code = graphs.module_load(&state->module, kvp_replay_kernels);
+  if (code != CUDA_OK) {
     state->module = NULL;
     return cuda_fail(error, "cuModuleLoadData", code);
   }
-  code = driver.function_get(&state->begin, state->module, "kvp_replay_begin");
-  if (code == cu_success) {
-    code = driver.function_get(&state->point, state->module, "kvp_replay_point");
+  code = graphs.function_get(&state->begin, state->module, "kvp_replay_begin");
+  if (code == CUDA_OK) {
+    code = graphs.function_get(&state->point, state->module, "kvp_replay_point");
   }
-  return code == cu_success ? KVPOOL_OK : cuda_fail(error, "cuModuleGetFunction", code);
+  return code == CUDA_OK ? KVPOOL_OK : cuda_fail(error, "cuModuleGetFunction", code);
 }
 
 static kvpool_status problem_make(kvpool_replay *replay, struct cuda_state *state, kvpool_error *error) {
-  const cu_result code =
-      driver.host_alloc(&state->problem, sizeof(uint64_t), cu_mem_host_portable | cu_mem_host_device_map);
-  if (code != cu_success) {
+  const int code =
+      graphs.host_alloc(&state->problem, sizeof(uint64_t), CU_HOST_ALLOC_PORTABLE | CU_HOST_ALLOC_DEVICEMAP);
+  if (code != CUDA_OK) {
     state->problem = NULL;
     return cuda_fail(error, "cuMemHostAlloc", code);
   }
@@ -157,7 +139,7 @@ static kvpool_status problem_make(kvpool_replay *replay, struct cuda_state *stat
   return KVPOOL_OK;
 }
 
-static uint64_t *pointer_of(cu_pointer address) {
+static uint64_t *pointer_of(uint64_t address) {
   uint64_t *pointer = NULL;
   _Static_assert(sizeof pointer == sizeof address, "an address is a pointer");
   memcpy(&pointer, &address, sizeof pointer);
@@ -173,29 +155,25 @@ static void buffer_words(kvpool_replay *replay) {
 
 /* Words of the timelines as the GPU sees them, and a base in its memory. */
 static kvpool_status timeline_words(kvpool_replay *replay, struct cuda_state *state, kvpool_error *error) {
-  struct kvp_timeline_word *words = replay->timelines->words;
-  cu_pointer seen = 0;
-  cu_result code = driver.host_register(words, kvp_timeline_bytes, cu_mem_host_portable | cu_mem_host_device_map);
-  if (code == cu_success) {
-    state->registered = words;
-  } else if (code != cu_host_memory_already_registered) {
-    return cuda_fail(error, "cuMemHostRegister", code);
+  uint64_t start = 0, done = 0;
+  kvpool_status status = kvpool_timeline_device_address(replay->attachment, replay->words.start, &start, error);
+  if (status == KVPOOL_OK) {
+    status = kvpool_timeline_device_address(replay->attachment, replay->words.done, &done, error);
   }
-  code = driver.host_pointer(&seen, words, 0);
-  if (code != cu_success) {
-    return cuda_fail(error, "cuMemHostGetDevicePointer", code);
+  if (status != KVPOOL_OK) {
+    return status;
   }
-  code = driver.alloc(&state->base, sizeof(uint64_t));
-  if (code != cu_success) {
+  int code = graphs.alloc(&state->base, sizeof(uint64_t));
+  if (code != CUDA_OK) {
     state->base = 0;
     return cuda_fail(error, "cuMemAlloc", code);
   }
-  code = driver.copy_in(state->base, &replay->first_base, sizeof(uint64_t));
-  if (code != cu_success) {
+  code = graphs.copy_in(state->base, &replay->first_base, sizeof(uint64_t));
+  if (code != CUDA_OK) {
     return cuda_fail(error, "cuMemcpyHtoD", code);
   }
-  replay->start = pointer_of(seen + replay->words.start * sizeof *words);
-  replay->done = pointer_of(seen + replay->words.done * sizeof *words);
+  replay->start = pointer_of(start);
+  replay->done = pointer_of(done);
   replay->base = pointer_of(state->base);
   return KVPOOL_OK;
 }
@@ -232,8 +210,8 @@ static void cuda_deinit(kvpool_replay *replay) {
 
 static kvpool_status kernel_launch(void *function, void *arguments, void *stream, kvpool_error *error) {
   void *parameters[] = {arguments};
-  const cu_result code = driver.launch(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
-  return code == cu_success ? KVPOOL_OK : cuda_fail(error, "cuLaunchKernel", code);
+  const int code = graphs.launch(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+  return code == CUDA_OK ? KVPOOL_OK : cuda_fail(error, "cuLaunchKernel", code);
 }
 
 static kvpool_status cuda_begin(kvpool_replay *replay, void *stream, kvpool_error *error) {
@@ -272,10 +250,10 @@ static kvpool_status cuda_point(kvpool_replay *replay, void *stream, uint32_t si
     status = point_launch(replay, stream, signal, true, false, error);
   }
   if (status == KVPOOL_OK && wait != 0) {
-    cu_pointer address = 0;
+    uint64_t address = 0;
     memcpy(&address, &replay->done, sizeof address);
-    const cu_result code = driver.stream_wait_value(stream, address, wait, cu_wait_value_geq);
-    status = code == cu_success ? KVPOOL_OK : cuda_fail(error, "cuStreamWaitValue64", code);
+    const int code = driver->stream_wait(stream, address, wait, CU_STREAM_WAIT_GEQ);
+    status = code == CUDA_OK ? KVPOOL_OK : cuda_fail(error, "cuStreamWaitValue64", code);
   }
   return status;
 }

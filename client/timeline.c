@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "client/attach.h"
+#include "client/worker_cuda.h"
 
 static const uint64_t spin_ns = 200000;
 static const uint64_t short_sleeps_ns = 10000000;
@@ -76,10 +77,17 @@ void kvp_timelines_deinit(kvpool_attachment *attachment) {
   struct kvp_timelines *timelines = atomic_load_explicit(&attachment->timelines, memory_order_relaxed);
   while (timelines != NULL) {
     struct kvp_timelines *older = timelines->older;
+    kvp_cuda_timelines_deinit(timelines);
     (void)munmap(timelines->words, kvp_timeline_bytes);
     (void)munmap((void *)timelines->status, sizeof *timelines->status);
     free(timelines);
     timelines = older;
+  }
+}
+
+void kvp_timelines_poison(struct kvp_timelines *timelines) {
+  for (uint32_t i = kvp_client_words; i < kvp_timeline_words; i++) {
+    atomic_store_explicit(&timelines->words[i].value, KVP_TIMELINE_POISON, memory_order_release);
   }
 }
 

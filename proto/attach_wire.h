@@ -73,7 +73,7 @@ struct kvp_attach_welcome {
   uint64_t deadline_ns_max;
   uint64_t memory_granularity_bytes;
   char device[kvp_name_bytes_max];
-  char uuid[kvp_name_bytes_max]; /* of a GPU; "" for a host */
+  char uuid[kvp_name_bytes_max]; /* of a GPU: "GPU-..."; "" for a host */
 };
 
 /* What became of the attachment, written by the supervisor alone. `state` last, with a release store. */

@@ -41,7 +41,8 @@ enum {
   kvp_queues_per_executor_max = 4096, /* open step streams of one device, and one for each call without one */
   kvp_queues_for_operators = 64,      /* of them, never a session's */
 
-  kvp_executor_steps_max = 16384,          /* accepted and not reported; more stay in their ring */
+  /* Of the supervisor's ring; all workers together have half as much beside it. More stay in their ring. */
+  kvp_executor_steps_max = 16384,          /* accepted and not reported */
   kvp_executor_step_bytes_max = 512 << 20, /* memory of those steps */
 
   /* one ring */

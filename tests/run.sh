@@ -252,13 +252,13 @@ if build thread "${common[@]}" -DKVPOOL_SANITIZE=thread -- --target test_ring; t
   check ring-under-tsan 300 "$builds/thread/tests/unit/test_ring" || true
 fi
 
-# Left out: contract_exhaustive, too slow under valgrind (the sanitizers run it), and unit_executor_launch and
-# unit_executor_service, whose second mapping of the same memory (mremap of size 0) valgrind doesn't know. Of the
-# client's tests the library is under valgrind, the daemons it talks to are not.
+# Left out: contract_exhaustive, too slow under valgrind (the sanitizers run it), and the tests on a fake
+# device, whose second mapping of the same memory (mremap of size 0) valgrind doesn't know. Of the client's tests the
+# library is under valgrind, the daemons it talks to are not.
 if [[ -f $builds/gcc/CTestTestfile.cmake ]]; then
   suite valgrind 2400 "$logs/valgrind.xml" "$python" -B "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
     "$logs/valgrind.xml" --only '^((unit|contract)_|client_(libkvpool|steps|faults|secret|permission)$)' \
-    --leave-out '^(contract_exhaustive|unit_executor_(launch|service))$' --seconds 900
+    --leave-out '^(contract_exhaustive|unit_executor_(launch|turns|waits|ends))$' --seconds 900
 fi
 
 if build fuzz "${common[@]}" -DCMAKE_C_COMPILER=clang -DKVPOOL_FUZZ=ON -DKVPOOL_SANITIZE=address,undefined -- \

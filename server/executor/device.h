@@ -124,7 +124,8 @@ struct kvp_device_description {
   uint64_t memory_free_bytes;        /* now */
   uint64_t memory_granularity_bytes; /* a memory takes a multiple of it; 1: as many bytes as were asked for */
   uint32_t ready_flags;              /* enum kvp_control_ready_flag */
-  char driver[kvp_name_bytes_max];   /* "" for the host */
+  char uuid[kvp_name_bytes_max];     /* of a GPU: "GPU-..."; "" for the host */
+  char driver[kvp_name_bytes_max];   /* likewise */
   char text[kvp_note_bytes_max];
 };
 

@@ -143,6 +143,7 @@ static enum kvp_status gpu_describe(struct kvp_cuda_device *device, const char *
   (void)snprintf(description->text, sizeof description->text, "%.120s, sm_%d%d, %d SMs, %s", properties.name,
                  properties.major, properties.minor, properties.multiProcessorCount,
                  has_mps != 0 ? "under MPS" : "no MPS");
+  kvp_cuda_uuid_format((const uint8_t *)properties.uuid.bytes, description->uuid);
   char driver[24], version[16];
   kvp_nvml_driver_version(driver, sizeof driver);
   (void)cudaDriverGetVersion(&driver_version);

@@ -108,6 +108,7 @@ static void ready_send(int socket, const struct kvp_hello *hello, const struct k
       .memory_granularity_bytes = description.memory_granularity_bytes,
       .flags = description.ready_flags,
   };
+  memcpy(ready.uuid, description.uuid, sizeof ready.uuid);
   memcpy(ready.driver, description.driver, sizeof ready.driver);
   memcpy(ready.description, description.text, sizeof ready.description);
   (void)kvp_fd_socket_send(socket, KVP_CONTROL_READY, hello->request, &ready, sizeof ready, NULL, 0);

@@ -175,8 +175,6 @@ enum kvp_status kvp_memories_import(struct kvp_memories *memories, struct kvp_fd
   return status;
 }
 
-enum { open_alignment_bytes = 16 }; /* of a buffer's base: views count from it */
-
 static enum kvp_status open_check(const struct kvp_control_open *request, struct kvp_error *error) {
   if (request->bytes == 0 || request->offset_bytes > request->allocation_bytes ||
       request->bytes > request->allocation_bytes - request->offset_bytes) {
@@ -185,10 +183,10 @@ static enum kvp_status open_check(const struct kvp_control_open *request, struct
                          (unsigned long long)request->memory_id, (unsigned long long)request->bytes,
                          (unsigned long long)request->offset_bytes, (unsigned long long)request->allocation_bytes);
   }
-  if (request->offset_bytes % open_alignment_bytes != 0) {
+  if (request->offset_bytes % kvp_import_alignment_bytes != 0) { /* views count from there */
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "memory %llu: it begins at %llu, which is no multiple of %d",
                          (unsigned long long)request->memory_id, (unsigned long long)request->offset_bytes,
-                         open_alignment_bytes);
+                         kvp_import_alignment_bytes);
   }
   return KVP_OK;
 }

@@ -84,7 +84,7 @@ void fake_make_executor(struct fake_attach *fake) {
 }
 
 static void welcome_send(struct fake_attach *fake, uint32_t kind, uint32_t request) {
-  const struct kvp_attach_welcome welcome = {
+  struct kvp_attach_welcome welcome = {
       .version = KVP_ATTACH_VERSION + (fake->fault == FAKE_NEWER),
       .flags = KVP_ATTACH_MPS,
       .attachment_id = 7,
@@ -94,6 +94,11 @@ static void welcome_send(struct fake_attach *fake, uint32_t kind, uint32_t reque
       .memory_granularity_bytes = 1,
       .device = "host:0",
   };
+  if (fake->on_device) {
+    welcome.flags |= KVP_ATTACH_DEVICE_FDS;
+    (void)snprintf(welcome.device, sizeof welcome.device, "cuda:0");
+    (void)snprintf(welcome.uuid, sizeof welcome.uuid, "GPU-11111111-1111-1111-1111-111111111111");
+  }
   const int fds[kvp_attach_fd_count] = {fake->ring_fd, fake->command_event, fake->completion_event[1],
                                         fake->timelines_fd, fake->status_fd};
   must(kvp_fd_socket_send(fake->socket, kind, request, &welcome, sizeof welcome, fds,

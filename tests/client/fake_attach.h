@@ -37,6 +37,7 @@ struct fake_attach {
   char directory[64];
   char path[96];
   enum fake_fault fault;
+  bool on_device; /* a GPU's: "GPU-11111111-..." */
   pthread_t thread;
   int listener;
   int stop; /* eventfd */

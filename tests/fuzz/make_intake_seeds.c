@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/timeline_wire.h"
 #include "tests/fuzz/intake_world.h"
 #include "tests/unit/exec_harness.h"
 
@@ -225,6 +226,18 @@ int main(int argc, char **argv) {
   begin(&encoder, intake_world_session);
   add_indices(&encoder);
   write_seed(argv[1], "indices", 0, &encoder);
+  begin(&encoder, intake_world_session); /* of a worker: each op waits for the one before */
+  encoder.header.base = 7;
+  encoder.header.deadline_ns = 1000;
+  encoder.header.flags = KVP_STEP_NOT_ACCEPTED_TOLD;
+  add_fused_store(&encoder, 0);
+  add_fused_store(&encoder, 1);
+  for (uint32_t i = 0; i < 2; i++) {
+    encoder.ops[i].flags |= KVP_OP_SIGNALS | (i > 0 ? KVP_OP_WAITS : 0U);
+    encoder.ops[i].signal = (struct kvp_wire_point){.word = kvp_client_words + i, .value = 1};
+    encoder.ops[i].wait = (struct kvp_wire_point){.word = i * kvp_client_words, .value = i};
+  }
+  write_seed(argv[1], "points", 2, &encoder);
   begin(&encoder, intake_world_session);
   add_blocks(&encoder);
   write_seed(argv[1], "blocks", 0, &encoder);

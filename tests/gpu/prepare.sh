@@ -22,8 +22,11 @@ programs=(
   tests/gpu/contract_gather_differential_cuda tests/gpu/contract_ops_differential_cuda
   tests/gpu/contract_fused_differential_cuda tests/gpu/contract_large tests/gpu/contract_population
   tests/gpu/contract_hostile tests/gpu/contract_hostile_ops tests/gpu/long_kernel
-  tests/bench/bench_kernels tests/bench/bench_ops_cuda
+  tests/gpu/contract_replay
+  tests/bench/bench_kernels tests/bench/bench_ops_cuda tests/bench/bench_replay tests/bench/bench_worker
 )
+# What Python loads.
+libraries=(client/libkvpool.so)
 # The C library and the compilers' own: every system has them, and they fit that system only.
 left_behind='^(linux-vdso|ld-linux|libc|libm|libmvec|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s)[.-]'
 
@@ -35,18 +38,19 @@ if ! command -v nvcc >/dev/null && [[ -z ${CUDACXX:-} ]]; then
   export CUDACXX=/usr/local/cuda/bin/nvcc
 fi
 
-targets=()
+targets=(--target kvpool)
 for program in "${programs[@]}"; do
   targets+=(--target "${program##*/}")
 done
 # RPATH, not RUNPATH: the libraries find each other by it too.
 # shellcheck disable=SC2016 # $ORIGIN is the loader's
 "$root/deploy/build.sh" "$work" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_CUDA=ON -DKVPOOL_FAILPOINTS=ON \
-  '-DCMAKE_BUILD_RPATH=$ORIGIN/../../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags "$@" -- "${targets[@]}"
+  '-DCMAKE_BUILD_RPATH=$ORIGIN/../../lib;$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
+  -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags "$@" -- "${targets[@]}"
 
 rm -rf "$folder"
 mkdir -p "$folder/lib" "$folder/stubs"
-for program in "${programs[@]}"; do
+for program in "${programs[@]}" "${libraries[@]}"; do
   mkdir -p "$folder/${program%/*}"
   strip --strip-debug -o "$folder/$program" "$work/$program"
   while read -r name _ path _; do

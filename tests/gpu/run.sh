@@ -11,10 +11,10 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 tests=$root/tests
-stages=(smoke golden differential hostile large sanitizer daemon faults mps bench)
+stages=(smoke golden differential hostile large sanitizer daemon faults mps replay replay_mps bench)
 declare -A limits=(
   [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=180 [faults]=150 [mps]=180
-  [bench]=180
+  [replay]=150 [replay_mps]=150 [bench]=180
 )
 build=
 only=
@@ -290,6 +290,28 @@ stage_mps() {
   pytest_run mps KVPOOL_TEST_MPS=1 -- "$here/test_executor_gpu.py" "$tests/e2e/test_golden.py"
 }
 
+# Captured graphs whose ops the daemon does: the kernel that waits, by itself; torch's graphs; what it costs.
+stage_replay() {
+  program "$build/tests/gpu/contract_replay"
+  program "$build/tests/bench/bench_replay"
+  replay_by_daemon replay
+}
+
+stage_replay_mps() {
+  command -v nvidia-cuda-mps-control >/dev/null || skip "there is no nvidia-cuda-mps-control here"
+  [[ -n ${KVPOOL_GPU_MPS:-} ]] || skip "nvidia-cuda-mps-control did not start: $(head -n 1 "$logs/mps-control.log")"
+  replay_by_daemon replay_mps KVPOOL_TEST_MPS=1
+}
+
+# replay_by_daemon NAME ENVIRONMENT...
+replay_by_daemon() {
+  local name=$1
+  shift
+  program "$build/tests/bench/bench_worker" "$build/server/supervisor/kvpoold" "$build/server/executor/kvpool-exec"
+  need_python
+  pytest_run "$name" "$@" -- -s "$here/test_replay_gpu.py"
+}
+
 stage_bench() {
   program "$build/tests/bench/bench_kernels"
   program "$build/tests/bench/bench_ops_cuda"
@@ -370,7 +392,7 @@ fi
 
 echo "$gpus"
 for stage in "${chosen[@]}"; do
-  if [[ $stage == mps ]]; then
+  if [[ $stage == mps || $stage == *_mps ]]; then
     if ! command -v nvidia-cuda-mps-control >/dev/null; then
       run_stage "$stage"
       continue

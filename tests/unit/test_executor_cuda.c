@@ -109,6 +109,7 @@ static void test_described_device(void **state) {
   assert_int_equal(description.ready_flags, KVP_READY_DEVICE_FDS);
   assert_string_equal(description.text, "Fake GPU, sm_90, 132 SMs, no MPS");
   assert_non_null(strstr(description.driver, "CUDA 13.0"));
+  assert_string_equal(description.uuid, "GPU-11111111-1111-1111-1111-111111111111");
   assert_true(device->backend->polled);
   device_end(device);
 }

@@ -1,6 +1,7 @@
 /* Workers' rings on the real executor: steps, timelines, ends, memory that workers bring. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -265,6 +266,117 @@ static void test_corrupt_ring(void **state) {
   world_deinit(&world);
 }
 
+/* ---- one who rewrites everything while it is read ---- */
+
+struct hostile {
+  struct exec_ring *ring;
+  const uint8_t *step;
+  uint32_t step_bytes;
+  uint64_t seed;
+  atomic_bool stops;
+};
+
+static uint64_t random_next(uint64_t *state) {
+  *state ^= *state << 13;
+  *state ^= *state >> 7;
+  *state ^= *state << 17;
+  return *state;
+}
+
+/* Good steps, one after the other, while nobody else lets them be. */
+static void *hostile_post(void *argument) {
+  struct hostile *hostile = argument;
+  while (!atomic_load(&hostile->stops)) {
+    (void)exec_ring_post(hostile->ring, KVP_COMMAND_STEP, 1, hostile->step, hostile->step_bytes);
+    struct kvp_ring_record record;
+    if (kvp_lane_peek(&hostile->ring->ring.completions, &record) == KVP_LANE_RECORD) {
+      kvp_lane_advance(&hostile->ring->ring.completions, &record);
+    }
+  }
+  return NULL;
+}
+
+/* Mostly where the payloads are, so that it isn't over at once; seldom in the header, in records and in words. */
+static void *hostile_scribble(void *argument) {
+  struct hostile *hostile = argument;
+  const struct kvp_ring *ring = &hostile->ring->ring;
+  uint8_t *arena = ring->commands.arena;
+  while (!atomic_load(&hostile->stops)) {
+    const uint64_t value = random_next(&hostile->seed);
+    const uint64_t place = random_next(&hostile->seed);
+    __atomic_store_n(arena + place % (16 * (uint64_t)hostile->step_bytes), (uint8_t)value, __ATOMIC_RELAXED);
+    if (value % 4096 == 1) {
+      atomic_store(&hostile->ring->words[place % kvp_timeline_words].value, value);
+    } else if (value % 100000 == 2) {
+      __atomic_store_n((uint8_t *)ring->map + place % ring->map_bytes, (uint8_t)value, __ATOMIC_RELAXED);
+    } else if (value % 1000000 == 3) {
+      __atomic_store_n((uint8_t *)ring->map + place % 512, (uint8_t)value, __ATOMIC_RELAXED);
+    }
+  }
+  return NULL;
+}
+
+/* What a request is answered with, whatever else the executor has to say before. */
+static struct kvp_error patient_detach(struct world *world, const struct exec_ring *ring) {
+  const struct kvp_control_ring spec = {.attachment_id = ring->attachment_id};
+  struct kvp_error error = {0};
+  struct kvp_fd_message *message = &world->link.message;
+  const uint32_t request = ++world->link.last_request;
+  assert_int_equal(
+      kvp_fd_socket_send(world->link.socket, KVP_CONTROL_RING_DETACH, request, &spec, sizeof spec, NULL, 0), KVP_OK);
+  do {
+    assert_int_equal(kvp_fd_socket_receive(world->link.socket, message), KVP_OK);
+    assert_true(message->request == request || message->kind == KVP_CONTROL_RING_FAILED);
+  } while (message->request != request);
+  memcpy(&error, message->body, sizeof error);
+  return error;
+}
+
+static void test_hostile_writer(void **state) {
+  (void)state;
+  enum { attacks = 12, steps = 40 };
+  struct world world;
+  struct exec_ring ring, other;
+  struct step_encoder encoder;
+  uint32_t bytes = 0;
+  world_init(&world);
+  ring_attach(&world, &other, 1000, session);
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  encoder.header.flags = KVP_STEP_NOT_ACCEPTED_TOLD;
+  encoder.header.deadline_ns = 1000000;
+  for (int i = 0; i < 3; i++) {
+    op_points(world_add_store(&encoder, (int32_t[]){1, 2, 3, 4, 5}, 5), ready_word, (uint64_t)i, done_word, 1);
+  }
+  uint8_t *step = step_encoder_encode(&encoder, &bytes);
+  step_encoder_deinit(&encoder);
+  for (uint32_t attack = 1; attack <= attacks; attack++) {
+    ring_attach(&world, &ring, attack, session);
+    struct hostile hostile = {.ring = &ring, .step = step, .step_bytes = bytes, .seed = attack};
+    struct hostile scribbler = hostile;
+    pthread_t threads[2];
+    assert_int_equal(pthread_create(&threads[0], NULL, hostile_post, &hostile), 0);
+    assert_int_equal(pthread_create(&threads[1], NULL, hostile_scribble, &scribbler), 0);
+    for (uint64_t tag = 1; tag <= steps; tag++) {
+      step_encoder_init(&encoder, 1, session, step_epoch);
+      (void)world_add_store(&encoder, (int32_t[]){1}, 1);
+      ring_post(&other, tag, &encoder);
+      (void)ring_expect(&other, KVP_COMPLETION_ACCEPTED, tag);
+      (void)ring_expect(&other, KVP_COMPLETION_DONE, tag);
+    }
+    world_assert_ok(patient_detach(&world, &ring)); /* under its hands */
+    atomic_store(&hostile.stops, true);
+    atomic_store(&scribbler.stops, true);
+    assert_int_equal(pthread_join(threads[0], NULL), 0);
+    assert_int_equal(pthread_join(threads[1], NULL), 0);
+    exec_ring_close(&ring);
+  }
+  free(step);
+  ring_detach(&world, &other);
+  world_deinit(&world);
+}
+
+/* ---- what goes while it is used ---- */
+
 /* A buffer goes while a step that waits names it: hidden at once, answered when the step has ended; the control thread
  * goes on in the meantime. */
 static void test_deferred_detach(void **state) {
@@ -453,11 +565,12 @@ static void test_opened_memory_refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_store_and_load),  cmocka_unit_test(test_two_sessions),
-      cmocka_unit_test(test_waits_in_vain),   cmocka_unit_test(test_detach_with_waiting_steps),
-      cmocka_unit_test(test_end_with_rings),  cmocka_unit_test(test_corrupt_ring),
-      cmocka_unit_test(test_deferred_detach), cmocka_unit_test(test_nothing_leaks),
-      cmocka_unit_test(test_opened_memory),   cmocka_unit_test(test_opened_memory_refusals),
+      cmocka_unit_test(test_store_and_load),         cmocka_unit_test(test_two_sessions),
+      cmocka_unit_test(test_waits_in_vain),          cmocka_unit_test(test_detach_with_waiting_steps),
+      cmocka_unit_test(test_end_with_rings),         cmocka_unit_test(test_corrupt_ring),
+      cmocka_unit_test(test_hostile_writer),         cmocka_unit_test(test_deferred_detach),
+      cmocka_unit_test(test_nothing_leaks),          cmocka_unit_test(test_opened_memory),
+      cmocka_unit_test(test_opened_memory_refusals),
   };
   (void)alarm(watchdog_seconds);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -238,6 +238,40 @@ KVPOOL_API kvpool_status kvpool_timeline_read(kvpool_attachment *attachment, uin
 KVPOOL_API kvpool_status kvpool_timeline_wait(kvpool_attachment *attachment, uint32_t word, uint64_t value,
                                               uint32_t timeout_ms, kvpool_error *error);
 
+/* ---- CUDA ---------------------------------------------------------------------------------------------------------
+ *
+ * Of an attachment whose device is a GPU. NVIDIA's driver is loaded when it is first needed; nothing is linked. Maps of
+ * pools and buffers are addresses of the GPU, for any context of it in this process; its primary context is held as long
+ * as something is mapped, and made where the process has none. KVPOOL_UNIMPLEMENTED: there is no driver here, or it is too
+ * old. KVPOOL_WRONG_DEVICE: CUDA_VISIBLE_DEVICES hides the GPU. */
+
+/* [address, address + bytes) of an allocation of this process's - a tensor of PyTorch's, say - as a buffer: by an IPC
+ * handle, which the daemon takes of its own user, root and ipc_uids, or as a descriptor where it is exportable virtual
+ * memory. address: a multiple of 16 behind the allocation's begin. The memory must not be freed before the buffer is
+ * released. KVPOOL_UNIMPLEMENTED: it has no handle (expandable segments, cudaMallocAsync); use
+ * kvpool_attachment_create_buffer. */
+KVPOOL_API kvpool_status kvpool_attachment_import_device(kvpool_attachment *attachment, void *address, uint64_t bytes,
+                                                         kvpool_buffer **out, kvpool_error *error);
+/* The same of virtual memory that the program has exported itself: fd of cuMemExportToShareableHandle, which stays the
+ * caller's. address: where the buffer begins here, for kvpool_buffer_data; NULL: nowhere. */
+KVPOOL_API kvpool_status kvpool_attachment_import_vmm(kvpool_attachment *attachment, int fd,
+                                                      uint64_t allocation_bytes, uint64_t offset_bytes,
+                                                      uint64_t bytes, void *address, kvpool_buffer **out,
+                                                      kvpool_error *error);
+
+/* A word as the GPU sees it, for kernels and memory operations of the program's own: 64 bits, written by release stores
+ * of system scope. It is that of the executor that serves now; a successor has other words, and the old ones stay
+ * poisoned. */
+KVPOOL_API kvpool_status kvpool_timeline_device_address(kvpool_attachment *attachment, uint32_t word,
+                                                        uint64_t *address, kvpool_error *error);
+/* When what the stream (a CUstream; NULL: the current context's default one) had to do before is done, the word, one of
+ * the worker's, becomes value. Nothing checks that values of a word go up. */
+KVPOOL_API kvpool_status kvpool_timeline_stream_signal(kvpool_attachment *attachment, uint32_t word, uint64_t value,
+                                                       void *stream, kvpool_error *error);
+/* The stream goes on when the word is at least value, or poisoned: look with kvpool_timeline_read behind it. */
+KVPOOL_API kvpool_status kvpool_timeline_stream_wait(kvpool_attachment *attachment, uint32_t word, uint64_t value,
+                                                     void *stream, kvpool_error *error);
+
 /* ---- captured CUDA graphs -----------------------------------------------------------------------------------------
  *
  * A decode step of a model is a CUDA graph that is captured once and launched again and again; a replay is what the

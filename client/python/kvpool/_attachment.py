@@ -124,6 +124,36 @@ class Attachment:
             return MappedBuffer(made(library.attachment_import_memfd, self.handle, fd, memfd_bytes, offset_bytes,
                                      count), self)
 
+    def import_device(self, address, count):
+        """Memory of this process's own on the attachment's GPU. It must not be freed before the buffer is released."""
+        with self.turn:
+            return MappedBuffer(made(library.attachment_import_device, self.handle, address, count), self)
+
+    def import_vmm(self, fd, allocation_bytes, offset_bytes=0, count=None, address=None):
+        """Virtual memory that this process has exported as a descriptor."""
+        count = allocation_bytes - offset_bytes if count is None else count
+        with self.turn:
+            return MappedBuffer(made(library.attachment_import_vmm, self.handle, fd, allocation_bytes, offset_bytes,
+                                     count, address), self)
+
+    def import_tensor(self, tensor):
+        """A contiguous tensor of torch's, or any array with __cuda_array_interface__, on the attachment's GPU. The buffer
+        keeps it."""
+        if hasattr(tensor, "data_ptr"):
+            if not tensor.is_contiguous():
+                raise ValueError("the tensor isn't contiguous")
+            address, count = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        else:
+            interface = tensor.__cuda_array_interface__
+            if interface.get("strides") is not None:
+                raise ValueError("the array isn't contiguous")
+            address, count = interface["data"][0], int(interface["typestr"][2:])
+            for extent in interface["shape"]:
+                count *= extent
+        buffer = self.import_device(address, count)
+        buffer.tensor = tensor
+        return buffer
+
     # -- steps
 
     def step(self):
@@ -208,6 +238,25 @@ class Word:
     def wait(self, value, timeout_ms):
         """Until it is at least value. Raises when it is poisoned, and DeadlineExceeded."""
         library.timeline_wait(self.attachment.handle, self.index, value, timeout_ms)
+
+
+    def device_address(self):
+        """The word as the attachment's GPU sees it, for kernels of the program's own."""
+        address = c_uint64()
+        library.timeline_device_address(self.attachment.handle, self.index, byref(address))
+        return address.value
+
+    def stream_signal(self, value, stream=None):
+        """When what the stream had to do before is done. stream: a CUstream's address, or torch's Stream."""
+        library.timeline_stream_signal(self.attachment.handle, self.index, value, _stream(stream))
+
+    def stream_wait(self, value, stream=None):
+        """The stream goes on when the word is at least value, or poisoned."""
+        library.timeline_stream_wait(self.attachment.handle, self.index, value, _stream(stream))
+
+
+def _stream(stream):
+    return getattr(stream, "cuda_stream", stream)
 
 
 class AttachmentStep(Step):

@@ -1,0 +1,298 @@
+/* Waits, signals, what becomes of waits in vain, and fences. */
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/unit/service_rig.h"
+
+/* ---- waits and signals ---- */
+
+/* A step is launched leg by leg, each when its word is there, and not before; it is done when the last has ended. */
+static void test_legs(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  struct step_encoder encoder;
+  rig_step_begin(&encoder);
+  encoder.header.base = 100;
+  rig_op_signals(rig_op_add(&encoder), done_a, 1);
+  struct kvp_wire_op *op = rig_op_add(&encoder);
+  rig_op_waits(op, client_a, 5);
+  rig_op_signals(op, done_b, 2);
+  rig_op_signals(rig_op_add(&encoder), done_c, 3);
+  rig_op_waits(rig_op_add(&encoder), client_b, 7);
+  rig_post_step(end, 1, &encoder);
+  rig_post(end, 2, 0, 0, 0, 0); /* behind it, in order */
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 2);
+  assert_int_equal(rig.device.launched, 1);
+  assert_int_equal(rig.device.ops[0], 2);
+  assert_true(kvp_dispatch_is_waiting(&rig.service.dispatch));
+  fake_device_end_all(&rig.device);
+  assert_int_equal(rig_word(end, done_a), 101);
+  rig_word_set(end, client_a, 104);
+  rig_word_set(end, client_b, 200);
+  rig_serve();
+  assert_int_equal(rig.device.launched, 1); /* the first wait isn't over */
+  rig_word_set(end, client_a, 105);
+  rig_serve();
+  assert_int_equal(rig.device.launched, 4); /* the rest, without waiting for one another's end */
+  assert_int_equal(rig.device.ops[1], 4);
+  assert_int_equal(rig.device.ops[2], 1);
+  assert_false(kvp_dispatch_is_waiting(&rig.service.dispatch));
+  assert_int_equal(rig_word(end, done_b), 0);
+  fake_device_end(&rig.device, 1);
+  assert_int_equal(rig_word(end, done_b), 102);
+  assert_int_equal(rig_word(end, done_c), 103);
+  rig_serve();
+  rig_expect_nothing(end);
+  fake_device_end(&rig.device, 2);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 1);
+  rig_expect_nothing(end);
+  fake_device_end(&rig.device, 3);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 2);
+}
+
+/* A step that waits holds up its own queue and no other. */
+static void test_waits_are_a_queue_s_own(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0), *other = rig_attach(1);
+  rig_post(end, 1, client_a, 1, 0, 0);
+  rig_post(end, 2, 0, 0, 0, 0);
+  rig_post(other, 1, 0, 0, 0, 0);
+  rig_word_set(other, client_a, 1); /* another ring's word of that number */
+  rig_serve();
+  assert_int_equal(rig.device.launched, 1);
+  fake_device_end_all(&rig.device);
+  rig_serve();
+  (void)rig_expect(other, KVP_COMPLETION_ACCEPTED, 1);
+  (void)rig_expect(other, KVP_COMPLETION_DONE, 1);
+  rig_word_set(end, client_a, 1);
+  rig_serve();
+  assert_int_equal(rig.device.launched, 3);
+}
+
+/* ACCEPTED is left out where it isn't wanted; a refusal isn't. */
+static void test_acceptance_not_told(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  struct step_encoder encoder;
+  for (uint64_t tag = 1; tag <= 2; tag++) {
+    rig_step_begin(&encoder);
+    encoder.header.flags = KVP_STEP_NOT_ACCEPTED_TOLD;
+    (void)rig_op_add_to(&encoder, tag == 1 ? buffer_id : other_buffer_id);
+    rig_post_step(end, tag, &encoder);
+  }
+  rig_serve();
+  assert_int_equal(rig_expect(end, KVP_COMPLETION_REFUSED, 2).status, KVP_UNKNOWN_BUFFER);
+  rig_expect_nothing(end);
+  fake_device_end_all(&rig.device);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 1);
+  rig_expect_nothing(end);
+}
+
+static void test_point_refusals(void **state) {
+  (void)state;
+  const uint64_t most = KVP_TIMELINE_POISON - 1;
+  const struct {
+    uint64_t base;
+    struct kvp_wire_point point;
+    int64_t value;
+    enum kvp_status status;
+    bool is_signal;
+  } cases[] = {
+      {0, {0, 0, 1}, 0, KVP_OK, false},
+      {0, {kvp_timeline_words - 1, 0, most}, 0, KVP_OK, false},
+      {0, {kvp_timeline_words, 0, 1}, kvp_timeline_words, KVP_OUT_OF_RANGE, false},
+      {0, {UINT32_MAX, 0, 1}, UINT32_MAX, KVP_OUT_OF_RANGE, false},
+      {0, {0, 2, 1}, 2, KVP_MALFORMED, false},
+      {UINT64_MAX, {0, KVP_POINT_ABSOLUTE, most}, 0, KVP_OK, false},
+      {0, {0, 0, 0}, 0, KVP_OUT_OF_RANGE, false},
+      {0, {0, 0, most + 1}, (int64_t)most + 1, KVP_OUT_OF_RANGE, false},
+      {1, {0, 0, most}, (int64_t)most, KVP_OUT_OF_RANGE, false},
+      {most - 1, {0, 0, 1}, 0, KVP_OK, false},
+      {UINT64_MAX, {0, 0, 2}, 2, KVP_OUT_OF_RANGE, false}, /* 1, if nobody looks */
+      {0, {kvp_client_words, 0, 1}, 0, KVP_OK, true},
+      {0, {kvp_timeline_words - 1, 0, 1}, 0, KVP_OK, true},
+      {0, {kvp_client_words - 1, 0, 1}, kvp_client_words - 1, KVP_OUT_OF_RANGE, true}, /* the worker's own */
+      {0, {kvp_timeline_words, 0, 1}, kvp_timeline_words, KVP_OUT_OF_RANGE, true},
+      {0, {kvp_client_words, 0, 0}, 0, KVP_OUT_OF_RANGE, true},
+  };
+  struct end *end = rig_attach(0);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (int has_flag = 0; has_flag < 2; has_flag++) {
+      struct step_encoder encoder;
+      rig_step_begin(&encoder);
+      encoder.header.base = cases[i].base;
+      struct kvp_wire_op *op = rig_op_add(&encoder);
+      op->flags = has_flag == 0 ? 0 : cases[i].is_signal ? KVP_OP_SIGNALS : KVP_OP_WAITS;
+      *(cases[i].is_signal ? &op->signal : &op->wait) = cases[i].point;
+      rig_post_step(end, i, &encoder);
+      rig_serve();
+      const bool is_empty = cases[i].point.word == 0 && cases[i].point.flags == 0 && cases[i].point.value == 0;
+      const enum kvp_status status = has_flag != 0 ? cases[i].status : is_empty ? KVP_OK : KVP_MALFORMED;
+      if (status == KVP_OK) {
+        (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, i);
+        continue;
+      }
+      const struct kvp_error error = rig_expect(end, KVP_COMPLETION_REFUSED, i);
+      assert_int_equal(error.status, status);
+      assert_int_equal(error.op, 0);
+      assert_string_equal(error.array, cases[i].is_signal ? "signal" : "wait");
+      if (has_flag != 0) {
+        assert_int_equal(error.value, cases[i].value);
+      }
+    }
+  }
+}
+
+/* ---- waits in vain ---- */
+
+/* A poisoned word fails the step: what it would have signalled is poisoned, once what is launched of it has ended, and
+ * stays so; who waits for that fails, too; who doesn't runs. */
+static void test_poison(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  struct step_encoder encoder;
+  rig_step_begin(&encoder);
+  rig_op_signals(rig_op_add(&encoder), done_a, 1);
+  struct kvp_wire_op *op = rig_op_add(&encoder);
+  rig_op_waits(op, client_a, 5);
+  rig_op_signals(op, done_b, 1);
+  rig_op_signals(rig_op_add(&encoder), done_c, 1);
+  rig_post_step(end, 1, &encoder);
+  rig_post(end, 2, done_b, 1, 0, 0);
+  rig_post(end, 3, 0, 0, done_c, 2);
+  rig_serve();
+  for (uint64_t tag = 1; tag <= 3; tag++) {
+    (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, tag);
+  }
+  assert_int_equal(rig.device.launched, 1);
+  rig_word_set(end, client_a, KVP_TIMELINE_POISON);
+  rig_serve();
+  assert_int_equal(rig_word(end, done_b), 0); /* not yet: something of it runs */
+  rig_expect_nothing(end);
+  fake_device_end(&rig.device, 0);
+  rig_serve();
+  assert_int_equal(rig_word(end, done_a), 1);
+  assert_int_equal(rig_word(end, done_b), KVP_TIMELINE_POISON);
+  assert_int_equal(rig_word(end, done_c), KVP_TIMELINE_POISON);
+  struct kvp_error error = rig_expect(end, KVP_COMPLETION_FAILED, 1);
+  assert_int_equal(error.status, KVP_CANCELLED);
+  assert_int_equal(error.op, 1);
+  assert_string_equal(error.array, "wait");
+  assert_int_equal(error.position, client_a);
+  assert_int_equal(error.value, KVP_TIMELINE_POISON);
+  assert_non_null(strstr(error.text, "word 1"));
+  error = rig_expect(end, KVP_COMPLETION_FAILED, 2);
+  assert_int_equal(error.status, KVP_CANCELLED);
+  assert_int_equal(error.op, 0);
+  assert_int_equal(error.position, done_b);
+  assert_int_equal(rig.device.launched, 2); /* step 3 */
+  assert_int_equal(rig.device.ops[1], 2);   /* its signal poisons the word once more: */
+  rig_word_set(end, done_c, 0);             /* a worker set it back, and would wait for good */
+  fake_device_end(&rig.device, 1);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 3);
+  assert_int_equal(rig_word(end, done_c), KVP_TIMELINE_POISON);
+  assert_int_equal(rig.buffers[0].uses, 0);
+}
+
+static void test_deadlines(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0), *short_of_time = rig_attach_with(1, &rig_worker_sizes, 1);
+  struct step_encoder encoder;
+  rig_word_set(end, client_a, 3);
+  rig_step_begin(&encoder);
+  encoder.header.deadline_ns = 1;
+  struct kvp_wire_op *op = rig_op_add(&encoder);
+  rig_op_waits(op, client_a, 4);
+  rig_op_signals(op, done_a, 1);
+  rig_post_step(end, 1, &encoder);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
+  const struct kvp_error error = rig_expect(end, KVP_COMPLETION_FAILED, 1);
+  assert_int_equal(error.status, KVP_DEADLINE_EXCEEDED);
+  assert_int_equal(error.op, 0);
+  assert_int_equal(error.position, client_a);
+  assert_int_equal(error.value, 3);
+  assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON);
+  assert_int_equal(rig.device.launched, 0);
+
+  rig_step_begin(&encoder); /* no longer than the ring's, whatever it asks for */
+  encoder.header.deadline_ns = UINT64_MAX;
+  rig_op_waits(rig_op_add(&encoder), client_a, 1);
+  rig_post_step(short_of_time, 1, &encoder);
+  rig_step_begin(&encoder);
+  rig_op_waits(rig_op_add(&encoder), client_a, 1);
+  rig_post_step(short_of_time, 2, &encoder);
+  rig_step_begin(&encoder); /* what is there already was in time */
+  rig_op_waits(rig_op_add(&encoder), client_b, 1);
+  rig_word_set(short_of_time, client_b, 1);
+  rig_post_step(short_of_time, 3, &encoder);
+  rig_serve();
+  for (uint64_t tag = 1; tag <= 3; tag++) {
+    (void)rig_expect(short_of_time, KVP_COMPLETION_ACCEPTED, tag);
+  }
+  assert_int_equal(rig_expect(short_of_time, KVP_COMPLETION_FAILED, 1).status, KVP_DEADLINE_EXCEEDED);
+  assert_int_equal(rig_expect(short_of_time, KVP_COMPLETION_FAILED, 2).status, KVP_DEADLINE_EXCEEDED);
+  assert_int_equal(rig.device.launched, 1);
+  rig_step_begin(&encoder); /* one that has time waits, nobody asks for how long */
+  rig_op_waits(rig_op_add(&encoder), client_a, 4);
+  rig_post_step(end, 2, &encoder);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 2);
+  rig_expect_nothing(end);
+}
+
+/* ---- fences ---- */
+
+static void test_fences(void **state) {
+  (void)state;
+  struct end *a = rig_attach(0), *b = rig_attach(1);
+  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 50, NULL, 0);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 50); /* there is nothing to wait for */
+  rig_post(a, 1, client_a, 1, 0, 0);
+  rig_post(b, 1, 0, 0, 0, 0);
+  rig_serve();
+  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 51, NULL, 0);
+  rig_serve();
+  rig_post(b, 2, client_b, 1, 0, 0); /* behind the fence */
+  rig_serve();
+  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 52, NULL, 0);
+  rig_serve();
+  rig_expect_nothing(&rig.supervisor);
+  fake_device_end(&rig.device, 0); /* b's first */
+  rig_serve();
+  rig_expect_nothing(&rig.supervisor);
+  rig_word_set(a, client_a, 1);
+  rig_serve();
+  rig_expect_nothing(&rig.supervisor);
+  fake_device_end(&rig.device, 1);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 51);
+  rig_expect_nothing(&rig.supervisor);
+  rig_word_set(b, client_b, KVP_TIMELINE_POISON); /* a failed step has ended, too */
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 52);
+  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 53, NULL, 0);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 53);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      RIG_TEST(test_legs),
+      RIG_TEST(test_waits_are_a_queue_s_own),
+      RIG_TEST(test_acceptance_not_told),
+      RIG_TEST(test_point_refusals),
+      RIG_TEST(test_poison),
+      RIG_TEST(test_deadlines),
+      RIG_TEST(test_fences),
+  };
+  (void)alarm(watchdog_seconds);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
