@@ -56,6 +56,17 @@ cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *params, struct 
                                   cudaStream_t stream);
 cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params, struct kvp_cuda_counts *counts,
                                  cudaStream_t stream);
+/* Parts of an assemble that may run at once: none of them writes what another one reads or writes. */
+struct kvp_cuda_assembly {
+  const struct kvp_load_params *loads[2];  /* of main caches or bf16; NULL: none */
+  const struct kvp_copy_rows_params *copy; /* NULL: none */
+  const struct kvp_store_params *store;    /* into a main cache or bf16; NULL: none */
+  struct kvp_cuda_counts *load_counts[2];  /* each part has its own */
+  struct kvp_cuda_counts *copy_counts;
+  struct kvp_cuda_counts *store_counts;
+};
+/* One launch, whatever there is. */
+cudaError_t kvp_cuda_assemble_launch(const struct kvp_cuda_assembly *assembly, cudaStream_t stream);
 /* Counted: rows_loaded, rows_zeroed and rows_rejected (entries of gather outside the source: zero rows, too). */
 cudaError_t kvp_cuda_copy_rows_launch(const struct kvp_copy_rows_params *params, struct kvp_cuda_counts *counts,
                                       cudaStream_t stream);

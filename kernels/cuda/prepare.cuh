@@ -123,6 +123,7 @@ cudaError_t gather_prepare(int device);
 cudaError_t fused_store_prepare(int device);
 cudaError_t index_prepare(int device);
 cudaError_t blocks_prepare(int device);
+cudaError_t assemble_prepare(int device);
 
 } // namespace kvp
 

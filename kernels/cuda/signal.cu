@@ -80,7 +80,8 @@ extern "C" cudaError_t kvp_cuda_kernels_load(void) {
     return error;
   }
   cudaError_t (*const prepares[])(int) = {kvp::store_prepare,       kvp::load_prepare,  kvp::gather_prepare,
-                                          kvp::fused_store_prepare, kvp::index_prepare, kvp::blocks_prepare};
+                                          kvp::fused_store_prepare, kvp::index_prepare, kvp::blocks_prepare,
+                                          kvp::assemble_prepare};
   for (cudaError_t (*prepare)(int) : prepares) {
     error = prepare(device);
     if (error != cudaSuccess) {

@@ -68,6 +68,9 @@ enum kvp_device_array {
 struct kvp_device_op {
   enum kvp_device_op_kind kind;
   uint32_t host_arrays; /* kvp_device_array: those that came with the step; all others are in device memory */
+  /* It may run at once with the ops before it, back to the first one that doesn't join: none of them writes what another
+   * one reads or writes. Of parts of one assemble: at most two loads, one copy and one store. */
+  bool joins;
   union {
     struct kvp_store_params store;
     struct kvp_load_params load;

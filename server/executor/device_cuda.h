@@ -19,6 +19,7 @@
 enum {
   kvp_cuda_streams_max = 64,   /* more would not run side by side anyway */
   kvp_cuda_fused_ops_max = 64, /* layers of a model */
+  kvp_cuda_parts_max = 4,      /* of an assemble */
   kvp_cuda_direct_ops_max = 2,
   kvp_cuda_direct_bytes_max = 16 << 10, /* of a step's arrays that kernels read from host memory themselves */
 };
@@ -44,7 +45,7 @@ struct kvp_cuda_device {
   struct kvp_device_clock clock;
   struct kvp_step_layout layout;
   struct kvp_device_op *ops[kvp_device_ops_per_step_max];        /* scratch */
-  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];        /* scratch: fused stores that go together */
+  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];        /* scratch: ops that go together */
   struct kvp_device_writes fused_writes[kvp_cuda_fused_ops_max]; /* scratch: what they write */
   cudaStream_t streams[kvp_cuda_streams_max];                    /* NULL: not made yet */
   cudaStream_t last_stream;

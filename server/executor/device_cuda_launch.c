@@ -2,6 +2,7 @@
  *
  * The first error ends it; what was launched before may run, but its signal never comes.
  */
+#include <assert.h>
 #include <string.h>
 
 #include "server/executor/device_cuda.h"
@@ -144,15 +145,56 @@ static cudaError_t fused_ops_launch(struct kvp_cuda_device *device, const struct
                     : kvp_cuda_fused_stores_launch(params, counts, count, place->stream);
 }
 
+/* The op and those that join it; *launched: how many. */
+static cudaError_t parts_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                                const struct kvp_device_op *first, uint32_t index, uint32_t *launched) {
+  struct kvp_cuda_assembly assembly;
+  uint32_t load_count = 0;
+  uint32_t count = 0;
+  memset(&assembly, 0, sizeof assembly);
+  for (const struct kvp_device_op *op = first; op == first || op->joins; op = op->next, count++) {
+    struct kvp_cuda_counts *counts = &place->counts[index + count];
+    assert(count < kvp_cuda_parts_max);
+    device->fused_ops[count] = op_staged(device, place, op, index + count);
+    const struct kvp_device_op *staged = &device->fused_ops[count];
+    if (op->kind == KVP_DEVICE_LOAD) {
+      assert(load_count < 2);
+      assembly.loads[load_count] = &staged->params.load;
+      assembly.load_counts[load_count++] = counts;
+    } else if (op->kind == KVP_DEVICE_COPY_ROWS) {
+      assembly.copy = &staged->params.copy_rows;
+      assembly.copy_counts = counts;
+    } else {
+      assert(op->kind == KVP_DEVICE_STORE && assembly.store == NULL);
+      assembly.store = &staged->params.store;
+      assembly.store_counts = counts;
+    }
+  }
+  *launched = count;
+  return kvp_cuda_assemble_launch(&assembly, place->stream);
+}
+
+/* What is launched at once from this op on; *launched: how many ops. */
+static cudaError_t group_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                                const struct kvp_device_op *first, uint32_t index, uint32_t *launched) {
+  if (first->kind == KVP_DEVICE_FUSED_STORE) {
+    return fused_ops_launch(device, place, first, index, launched);
+  }
+  if (first->next->joins) {
+    return parts_launch(device, place, first, index, launched);
+  }
+  *launched = 1;
+  return op_launch(device, place, first, index);
+}
+
 /* Every op of the step; *signal: what is behind them. */
 static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_place *place,
                               const struct kvp_device_op *first, const struct kvp_device_op **signal) {
   const struct kvp_device_op *op = first;
   cudaError_t code = cudaSuccess;
   for (uint32_t index = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL;) {
-    uint32_t launched = 1;
-    code = op->kind == KVP_DEVICE_FUSED_STORE ? fused_ops_launch(device, place, op, index, &launched)
-                                              : op_launch(device, place, op, index);
+    uint32_t launched = 0;
+    code = group_launch(device, place, op, index, &launched);
     for (; launched > 0; launched--, index++) {
       op = op->next;
     }

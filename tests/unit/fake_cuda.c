@@ -5,7 +5,7 @@
  * given must lie in one of the right kind, or the process aborts. The device's side of host memory is another mapping
  * of the same pages. Environment: FAKE_CUDA_FAULT=N makes the Nth kernel lose the context, FAKE_CUDA_BYTES is the
  * size of the device, FAKE_CUDA_ERROR=NAME:CODE lets the function of that name fail, FAKE_CUDA_READ_ONLY=0 takes no
- * read-only host memory.
+ * read-only host memory, FAKE_CUDA_LAUNCHES=FILE (8 bytes) gets the number of launches of kernels that are an op's.
  */
 #include <assert.h>
 #include <cuda.h>
@@ -743,6 +743,30 @@ static void counts_get(const struct kvp_cuda_counts *found, struct kvp_op_counts
                                 .bytes_written = found->reserved};
 }
 
+/* ---- launches ---- */
+
+static _Atomic uint64_t *launches;
+
+/* Into the file, where there is one. */
+static void launches_open(void) {
+  static _Atomic uint64_t own;
+  const char *path = getenv("FAKE_CUDA_LAUNCHES");
+  launches = &own;
+  if (path != NULL) {
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *file = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    check(file != MAP_FAILED, "no file for the number of launches");
+    (void)close(fd);
+    launches = file;
+  }
+}
+
+static void launches_add(int64_t count) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, launches_open);
+  (void)atomic_fetch_add(launches, (uint64_t)count);
+}
+
 /* A launch of any of the kernels that the host has, too. */
 struct kernel {
   void (*run)(const struct kernel *kernel, struct kvp_op_counts *counts);
@@ -771,6 +795,7 @@ static void kernel_run(void *arguments) {
 
 static cudaError_t kernel_launch(const struct kernel *kernel, cudaStream_t stream) {
   check_device(kernel->counts, sizeof *kernel->counts, "counts that are nowhere");
+  launches_add(1);
   return enqueue(stream, kernel_run, kernel, sizeof *kernel);
 }
 
@@ -865,7 +890,30 @@ cudaError_t kvp_cuda_fused_stores_launch(const struct kvp_fused_store_params *co
   cudaError_t code = cudaSuccess;
   for (uint32_t i = count; i > 0 && code == cudaSuccess; i--) {
     code = kvp_cuda_fused_store_launch(params[i - 1], counts[i - 1], stream);
+    launches_add(i == count || params[i - 1]->store.row_count == 0 ? 0 : -1);
   }
+  return code;
+}
+
+/* The same. */
+cudaError_t kvp_cuda_assemble_launch(const struct kvp_cuda_assembly *assembly, cudaStream_t stream) {
+  cudaError_t code = cudaSuccess;
+  int64_t parts = 0;
+  if (assembly->store != NULL) {
+    code = kvp_cuda_store_launch(assembly->store, assembly->store_counts, stream);
+    parts += assembly->store->row_count != 0;
+  }
+  if (code == cudaSuccess && assembly->copy != NULL) {
+    code = kvp_cuda_copy_rows_launch(assembly->copy, assembly->copy_counts, stream);
+    parts += assembly->copy->row_count != 0;
+  }
+  for (int i = 1; i >= 0; i--) {
+    if (code == cudaSuccess && assembly->loads[i] != NULL) {
+      code = kvp_cuda_load_launch(assembly->loads[i], assembly->load_counts[i], stream);
+      parts += assembly->loads[i]->segment_count != 0;
+    }
+  }
+  launches_add(parts > 1 ? 1 - parts : 0);
   return code;
 }
 
