@@ -231,8 +231,8 @@ static void launch_load_parts(const struct kvp_load_params *op, const struct kvp
   ops[1].segments += half;
   know_segments(&ops[0], segments, half);
   know_segments(&ops[1], segments + half, ops[1].segment_count);
-  const struct kvp_cuda_assembly assembly = {
-      .loads = {&ops[0], &ops[1]}, .load_counts = {cuda_arrays_counts(0), cuda_arrays_counts(1)}};
+  const struct kvp_cuda_assembly assembly = {.loads = {&ops[0], &ops[1]},
+                                             .load_counts = {cuda_arrays_counts(0), cuda_arrays_counts(1)}};
   gpu_check(kvp_cuda_assemble_launch(&assembly, cuda_arrays_stream()));
   cuda_arrays_get();
   for (uint32_t i = 0; i < 2; i++) {
