@@ -251,18 +251,18 @@ enum { chunk_tokens = 1024, history_begin = 784, compressed_rows = 2500 };
 
 /* What sequences of all sets have: records in bench->region, rings before compressed blocks; arrays in memory->small. */
 struct prefill {
-  uint32_t sequences; /* of a set */
-  uint32_t window;
-  uint32_t history_segments; /* of a sequence */
-  uint32_t compressed_segments;
+  uint64_t sequences; /* of a set */
+  uint64_t window;
+  uint64_t history_segments; /* of a sequence */
+  uint64_t compressed_segments;
   struct kvp_geometry ring;
   struct kvp_geometry compressed;
   int32_t *arrays; /* of a set: history, compressed, slots */
   uint64_t arrays_count;
 };
 
-static uint32_t prefill_segments(struct kvp_segment *to, uint32_t block, uint32_t window, uint32_t dst) {
-  const uint32_t first = ring_tokens - history_begin < window ? ring_tokens - history_begin : window;
+static uint64_t prefill_segments(struct kvp_segment *to, uint64_t block, uint64_t window, uint64_t dst) {
+  const uint64_t first = ring_tokens - history_begin < window ? ring_tokens - history_begin : window;
   to[0] = (struct kvp_segment){(int32_t)block, history_begin, (int32_t)(history_begin + first), (int32_t)dst};
   if (first == window) {
     return 1;
@@ -277,12 +277,12 @@ static void prefill_fill(const struct prefill *prefill, uint32_t set, const uint
   struct kvp_segment *history = (void *)arrays;
   struct kvp_segment *compressed = history + prefill->sequences * prefill->history_segments;
   int32_t *slots = (int32_t *)(void *)(compressed + prefill->sequences * prefill->compressed_segments);
-  for (uint32_t i = 0; i < prefill->sequences; i++) {
-    const uint32_t block = set * prefill->sequences + i;
+  for (uint64_t i = 0; i < prefill->sequences; i++) {
+    const uint64_t block = set * prefill->sequences + i;
     history += prefill_segments(history, block, prefill->window, i * prefill->window);
-    for (uint32_t k = 0; k < prefill->compressed_segments; k++) {
-      const uint32_t begin = k * compressed_tokens;
-      const uint32_t end = begin + compressed_tokens < compressed_rows ? begin + compressed_tokens : compressed_rows;
+    for (uint64_t k = 0; k < prefill->compressed_segments; k++) {
+      const uint64_t begin = k * compressed_tokens;
+      const uint64_t end = begin + compressed_tokens < compressed_rows ? begin + compressed_tokens : compressed_rows;
       *compressed++ = (struct kvp_segment){(int32_t)order[block * prefill->compressed_segments + k], 0,
                                            (int32_t)(end - begin), (int32_t)(i * compressed_rows + begin)};
     }
@@ -298,19 +298,19 @@ static void prefill_fill(const struct prefill *prefill, uint32_t set, const uint
 static struct ops_assembly prefill_assembly(const struct kernel_bench *bench, const struct prefill *prefill,
                                             uint32_t set) {
   const uint32_t row_bytes = prefill->ring.sizes.row_bytes;
-  const uint64_t history_rows = (uint64_t)prefill->sequences * prefill->window;
-  const uint64_t chunk_rows = (uint64_t)prefill->sequences * chunk_tokens;
-  const uint64_t part_3_rows = (uint64_t)prefill->sequences * compressed_rows;
+  const uint64_t history_rows = prefill->sequences * prefill->window;
+  const uint64_t chunk_rows = prefill->sequences * chunk_tokens;
+  const uint64_t part_3_rows = prefill->sequences * compressed_rows;
   uint8_t *out = bench->out + set * (history_rows + chunk_rows + part_3_rows) * row_bytes;
   const struct kvp_rows chunk = {out + history_rows * row_bytes, row_bytes};
   const struct kvp_rows source = {bench->source + set * chunk_rows * row_bytes, row_bytes};
   const struct kvp_segment *history = (const void *)(prefill->arrays + set * prefill->arrays_count);
   const struct kvp_segment *compressed = history + prefill->sequences * prefill->history_segments;
-  const uint64_t compressed_count = (uint64_t)prefill->sequences * prefill->compressed_segments;
+  const uint64_t compressed_count = prefill->sequences * prefill->compressed_segments;
   return (struct ops_assembly){
       .history = {.layer = {bench->region, &prefill->ring},
                   .segments = history,
-                  .segment_count = (uint64_t)prefill->sequences * prefill->history_segments,
+                  .segment_count = prefill->sequences * prefill->history_segments,
                   .total_k = history_rows,
                   .out = {out, row_bytes},
                   .rows = history_rows,
@@ -361,7 +361,7 @@ void ops_case_assemble(const struct kernel_bench *bench, const struct ops_memory
                 ((window + chunk_tokens + part_3_rows) * row_bytes + (stores ? chunk_tokens * record_bytes : 0)),
             out);
   const uint32_t sets = out->timing.set_count;
-  const uint32_t blocks = sets * sequences * prefill.compressed_segments;
+  const uint32_t blocks = (uint32_t)((uint64_t)sets * sequences * prefill.compressed_segments);
   geometry_init(format, ring_tokens, sets * sequences, 1, &prefill.ring);
   geometry_init(format, compressed_tokens, blocks, 1, &prefill.compressed);
   uint32_t *order = prefill_order(blocks);
