@@ -250,6 +250,6 @@ def test_a_daemon_stops_while_its_device_waits(start_gpu, busy):
 
 def test_a_device_that_is_refused_ends_the_start(start_daemon):
     """Being busy is waited for; anything else that an executor says is the end, in its words."""
-    daemon = start_daemon(wait=False, devices=("cuda:200",))
+    daemon = start_daemon(wait=False, devices=("cuda:42",))
     assert daemon.process.wait(60) == 1
-    assert "start_failed" in daemon.log and "cuda:200" in daemon.log
+    assert "start_failed" in daemon.log and "cuda:42" in daemon.log
