@@ -112,7 +112,7 @@ __device__ __forceinline__ void load_bulk_pieces(const load_args &args, uint32_t
       parity ^= 1;
     }
   }
-  bulk_wait_read(); /* the block's memory may go */
+  bulk_wait(); /* what the copies wrote is this thread's, as if it had stored it: the end of the kernel passes it on */
   load_tally_add<checked>(tally, args.counts);
 }
 

@@ -8,10 +8,11 @@
 #include <stdint.h>
 
 #include "kernels/cuda/launch.h"
+#include "proto/limits.h"
 
 namespace kvp {
 
-constexpr int devices_max = 64;
+constexpr int devices_max = kvp_cuda_device_index_max + 1;
 constexpr uint64_t grid_blocks_max = 1 << 24; /* times 32 warps: below 2^32; kernels go round */
 
 /* How many blocks of a kernel, each with so much dynamic shared memory, fill the device; allows that much, and loads the
