@@ -283,8 +283,14 @@ static const char *text_of(enum kvp_compressed_state state) {
     return "they were written since they were assembled";
   case KVP_COMPRESSED_BLOCKS_WRITTEN:
     return "blocks that they were assembled from were written since";
+  case KVP_COMPRESSED_BLOCKS_PASSED_ON:
+    return "blocks that they were assembled from were freed, and assigned again since";
   case KVP_COMPRESSED_IN_FLIGHT:
     return "a step of another queue assembles them, and has not finished";
+  case KVP_COMPRESSED_WRITER_IN_FLIGHT:
+    return "a step of another queue, which had not finished when they were assembled, writes them or their blocks";
+  case KVP_COMPRESSED_TOO_MUCH:
+    return "the step has more to compare than is looked at";
   case KVP_COMPRESSED_THERE:
     break;
   }
@@ -339,11 +345,17 @@ static enum kvp_status inputs_apart(struct kvp_intake_op *op, const struct assem
   return status;
 }
 
+/* In the order in which the device does it: the compressed part, which a ring may have as well, comes behind the store.
+ */
 static enum kvp_status contents_check(struct kvp_intake_op *op, struct assembly *it) {
   enum kvp_status status = KVP_OK;
   if (it->history.data != NULL &&
       ((status = kvp_intake_segments(op, &it->ring, &it->history, it->history_rows, &it->history_load)) != KVP_OK ||
        (status = kvp_intake_hazard_load(op, &it->ring, &it->history)) != KVP_OK)) {
+    return status;
+  }
+  if (it->slots.data != NULL &&
+      (status = kvp_intake_hazard_store(op, &it->ring, &it->slots, it->rows_skipped)) != KVP_OK) {
     return status;
   }
   if (it->compressed.data != NULL &&
@@ -353,7 +365,7 @@ static enum kvp_status contents_check(struct kvp_intake_op *op, struct assembly 
         (status = kvp_intake_hazard_load(op, &it->compressed_place, &it->compressed)) != KVP_OK))) {
     return status;
   }
-  return it->slots.data == NULL ? KVP_OK : kvp_intake_hazard_store(op, &it->ring, &it->slots, it->rows_skipped);
+  return KVP_OK;
 }
 
 enum kvp_status kvp_intake_assemble(struct kvp_intake_op *op) {

@@ -117,13 +117,20 @@ uint32_t kvp_step_report_bytes(const struct kvp_step *step) {
   return (uint32_t)(step->op_count * sizeof(struct kvp_wire_report) + step->result_bytes);
 }
 
-static void report_add(struct kvp_wire_report *report, const struct kvp_device_op *op) {
+/* A wrong entry of the index by which a chunk is copied is one for the store behind it, too, and counts there. */
+static bool store_follows(const struct kvp_step_op *step_op, const struct kvp_device_op *op) {
+  const struct kvp_device_op *next = kvp_step_op_next(step_op, op);
+  return op->kind == KVP_DEVICE_COPY_ROWS && next != NULL && next->kind == KVP_DEVICE_STORE;
+}
+
+static void report_add(struct kvp_wire_report *report, const struct kvp_step_op *step_op,
+                       const struct kvp_device_op *op) {
   /* A store without slots only casts back: it skips nothing. */
   const bool has_slots = op->kind != KVP_DEVICE_STORE || op->params.store.slots != NULL;
   report->rows_stored += op->counts.rows_stored;
   report->rows_loaded += op->counts.rows_loaded;
   report->rows_skipped += has_slots ? op->counts.rows_skipped : 0;
-  report->rows_rejected += op->counts.rows_rejected;
+  report->rows_rejected += store_follows(step_op, op) ? 0 : op->counts.rows_rejected;
   report->rows_nonfinite += op->counts.rows_nonfinite;
   report->groups_saturated += op->counts.groups_saturated;
   report->bytes_read += op->counts.bytes_read;
@@ -142,7 +149,7 @@ void kvp_step_report_write(const struct kvp_step *step, uint8_t *out) {
         .main_kv_offset = op->main_kv_offset,
     };
     for (const struct kvp_device_op *part = op->first; part != NULL; part = kvp_step_op_next(op, part)) {
-      report_add(&report, part);
+      report_add(&report, op, part);
     }
     reached_ns = report.finished_ns;
     memcpy(out, &report, sizeof report);
