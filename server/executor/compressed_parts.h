@@ -1,11 +1,11 @@
-/* What assembles have last written to their compressed parts, so that the layers that share one needn't write it again.
+/* What assembles have last written to their compressed parts, so that the layers that share one needn't write it
+ * again.
  *
- * A part is remembered from when its step was accepted, until its rows or one of its blocks are written by any other op
- * of the daemon (whatever a client writes to its own buffer nobody sees), a block of it changes hands, its buffer or
- * pool goes, or older parts make room for newer ones. Steps of other queues run when they like: one that was accepted
- * before the part's and has not finished by then may write behind it, and what it may write is never relied on.
- * Conservative: what is forgotten is assembled again. Serving thread.
- */
+ * A part is remembered from when its step was accepted, until its rows or one of its blocks are written by any other
+ * op of the daemon (whatever a client writes to its own buffer nobody sees), a block of it changes hands, its buffer
+ * or pool goes, or older parts make room for newer ones. Steps of other queues run when they like: one that was
+ * accepted before the part's and has not finished by then may write behind it, and what it may write is never relied
+ * on. Conservative: what is forgotten is assembled again. Serving thread. / */
 #ifndef KVPOOL_EXECUTOR_COMPRESSED_PARTS_H
 #define KVPOOL_EXECUTOR_COMPRESSED_PARTS_H
 

@@ -345,8 +345,8 @@ static enum kvp_status inputs_apart(struct kvp_intake_op *op, const struct assem
   return status;
 }
 
-/* In the order in which the device does it: the compressed part, which a ring may have as well, comes behind the store.
- */
+/* In the order in which the device does it: the compressed part, which a ring may have as well, comes behind the
+ * store. / */
 static enum kvp_status contents_check(struct kvp_intake_op *op, struct assembly *it) {
   enum kvp_status status = KVP_OK;
   if (it->history.data != NULL &&

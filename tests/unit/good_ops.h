@@ -1,5 +1,5 @@
-/* One good op of each kind that sessions have, on what executor_world.h attaches with its ring: tests change one thing
- * about it. */
+/* One good op of each kind that sessions have, on what executor_world.h attaches with its ring: tests change one
+ * thing about it. */
 #ifndef KVPOOL_TESTS_GOOD_OPS_H
 #define KVPOOL_TESTS_GOOD_OPS_H
 

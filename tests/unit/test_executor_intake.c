@@ -88,8 +88,8 @@ static uint64_t padded(uint64_t bytes) {
          kvp_step_layout_alignment_bytes;
 }
 
-/* Sixty-one layers that load, copy, store by the same arrays: as many elements are looked at, and as many bytes uploaded,
- * as by one layer. */
+/* Sixty-one layers that load, copy, store by the same arrays: as many elements are looked at, and as many bytes
+ * uploaded, as by one layer. */
 static void test_one_check_and_one_upload(void **state) {
   (void)state;
   static struct kvp_step_layout layout;

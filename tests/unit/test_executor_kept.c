@@ -196,8 +196,8 @@ static struct kvp_step *writer_accept(struct intake_fixture *world, const struct
 
 static const char in_flight[] = "a step of another queue, which had not finished when they were assembled";
 
-/* Accepted before the part is assembled, and not finished: it may run behind. Nothing that it does later makes the part
- * good again, but another assemble does. */
+/* Accepted before the part is assembled, and not finished: it may run behind. Nothing that it does later makes the
+ * part good again, but another assemble does. */
 static void test_an_earlier_writer_of_another_queue(void **state) {
   (void)state;
   for (size_t i = 0; i < writer_count; i++) {
