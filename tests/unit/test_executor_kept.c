@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "proto/owner_entry.h"
+#include "tests/contract/random.h"
 #include "tests/unit/intake_fixture.h"
 
 enum { kept_rows = 40, part_queue = 1, writer_queue = 2, part_block = 1, part_place = 1 };
@@ -84,7 +85,6 @@ static void test_an_assemble_in_flight(void **state) {
 /* ---- writers ---- */
 
 struct writer {
-  const char *name;
   void (*add)(struct step_encoder *encoder);
   bool touches;
 };
@@ -172,17 +172,10 @@ static void add_indices(struct step_encoder *encoder) {
 }
 
 static const struct writer writers[] = {
-    {"store", add_store, true},
-    {"store elsewhere", add_store_elsewhere, false},
-    {"fused store", add_fused_store, true},
-    {"slots in a buffer", add_store_unknown, true},
-    {"cast-back", add_cast_back, true},
-    {"zero_blocks", add_zero, true},
-    {"copy_blocks", add_copy, true},
-    {"copy_blocks from there", add_copy_from, false},
-    {"load", add_load, true},
-    {"load behind", add_load_behind, false},
-    {"indices", add_indices, true},
+    {add_store, true},         {add_store_elsewhere, false}, {add_fused_store, true},
+    {add_store_unknown, true}, {add_cast_back, true},        {add_zero, true},
+    {add_copy, true},          {add_copy_from, false},       {add_load, true},
+    {add_load_behind, false},  {add_indices, true},
 };
 enum { writer_count = sizeof writers / sizeof writers[0] };
 
@@ -208,7 +201,6 @@ static void test_an_earlier_writer_of_another_queue(void **state) {
       struct kvp_step *writing = writer_accept(&world, &writers[i], writer_queue, owners[o]);
       struct kvp_step *assembling = assemble(&world);
       const char *text = writers[i].touches ? in_flight : NULL;
-      print_message("%s\n", writers[i].name);
       expect_kept(&world, part_queue, text);
       finish(&world, assembling);
       expect_kept(&world, part_queue, text);
@@ -391,6 +383,118 @@ static void test_comparing_has_a_bound(void **state) {
   }
 }
 
+/* ---- any order ---- */
+
+enum { queues = 3, events = 40 };
+
+/* What was accepted, in order; of each queue the steps end in order. */
+struct event {
+  struct kvp_step *step;
+  uint32_t queue;
+  bool assembles;
+  bool touches;
+  bool has_finished;
+};
+
+struct schedule {
+  struct event events[events];
+  uint32_t count;
+};
+
+/* May the last assemble be relied on by a step of that queue? Not if it may still be running then, and not if any step
+ * that may run behind it writes: one accepted later, or one of another queue that was not through when it came. */
+static bool model_keeps(const struct schedule *schedule, const bool (*was_through)[events], uint32_t queue) {
+  uint32_t last = schedule->count;
+  while (last > 0 && !schedule->events[last - 1].assembles) {
+    last--;
+  }
+  if (last == 0) {
+    return false;
+  }
+  const struct event *assembling = &schedule->events[last - 1];
+  bool keeps = assembling->has_finished || assembling->queue == queue;
+  for (uint32_t i = 0; i < schedule->count; i++) {
+    const struct event *event = &schedule->events[i];
+    const bool is_before = i < last && (event->queue == assembling->queue || was_through[last - 1][i]);
+    keeps = keeps && (i == last - 1 || is_before || !(event->touches || event->assembles));
+  }
+  return keeps;
+}
+
+static void event_add(struct intake_fixture *world, struct schedule *schedule, bool (*was_through)[events]) {
+  struct step_encoder encoder;
+  struct event *event = &schedule->events[schedule->count];
+  *event = (struct event){.queue = part_queue + random_below(queues), .assembles = random_chance(3)};
+  for (uint32_t i = 0; i < schedule->count; i++) {
+    was_through[schedule->count][i] = schedule->events[i].has_finished;
+  }
+  if (event->assembles) {
+    part_encode(&encoder, event->queue, false);
+    event->step = accept(world, &encoder);
+  } else {
+    const struct writer *writer = &writers[random_below(writer_count)];
+    writer = random_chance(2) ? writer : &writers[1]; /* many that write elsewhere */
+    event->touches = writer->touches;
+    event->step = writer_accept(world, writer, event->queue, random_chance(8) ? 0 : session);
+  }
+  schedule->count++;
+}
+
+/* The oldest step of a queue that has any. */
+static void event_finish(struct intake_fixture *world, struct schedule *schedule) {
+  const uint32_t queue = part_queue + random_below(queues);
+  for (uint32_t i = 0; i < schedule->count; i++) {
+    struct event *event = &schedule->events[i];
+    if (!event->has_finished && event->queue == queue) {
+      event->has_finished = true;
+      kvp_compressed_parts_finish(&world->intake.compressed, event->step);
+      kvp_step_destroy(&world->steps, event->step);
+      return;
+    }
+  }
+}
+
+/* A step may keep the part exactly if it is what was assembled in whatever order the queues run. */
+static void test_any_schedule(void **state) {
+  (void)state;
+  enum { rounds = 1500 };
+  uint32_t kept = 0, refused = 0;
+  for (uint32_t round = 0; round < rounds; round++) {
+    static bool was_through[events][events];
+    struct schedule schedule = {.count = 0};
+    struct intake_fixture world;
+    fixture_init(&world);
+    random_start(round + 1);
+    while (schedule.count < events) {
+      if (random_chance(3)) {
+        event_add(&world, &schedule, was_through);
+      } else {
+        event_finish(&world, &schedule);
+      }
+      const uint32_t queue = part_queue + random_below(queues);
+      const bool keeps = model_keeps(&schedule, (const bool(*)[events])was_through, queue);
+      struct step_encoder encoder;
+      struct kvp_error error;
+      part_encode(&encoder, queue, true);
+      kvp_step_destroy(&world.steps, fixture_check(&world, &encoder, &error));
+      if ((error.status == KVP_OK) != keeps) {
+        fail_msg("round %u, %u steps: %s, but %s", round, schedule.count,
+                 keeps ? "it is there" : "it may not be there", error.status == KVP_OK ? "it was kept" : error.text);
+      }
+      kept += keeps;
+      refused += !keeps;
+    }
+    for (uint32_t i = 0; i < events; i++) {
+      if (!schedule.events[i].has_finished) {
+        finish(&world, schedule.events[i].step);
+      }
+    }
+    fixture_deinit(&world);
+  }
+  print_message("%u kept, %u refused\n", kept, refused);
+  assert_true(kept > 1000 && refused > 1000);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_an_assemble_in_flight),
@@ -398,6 +502,7 @@ int main(void) {
       cmocka_unit_test(test_earlier_writers_that_are_through),
       cmocka_unit_test(test_later_writers),
       cmocka_unit_test(test_many_steps_in_flight),
+      cmocka_unit_test(test_any_schedule),
       cmocka_unit_test(test_blocks_that_change_hands),
       cmocka_unit_test(test_other_sessions_change_nothing),
       cmocka_unit_test(test_comparing_has_a_bound),
