@@ -1,7 +1,7 @@
 /* Ops that are right. */
 #include "tests/unit/good_ops.h"
 
-enum { row = v41_row_bytes, out_offset = 1 << 20 };
+enum { row = v41_row_bytes, out_offset = 1 << 20, scales_offset = 2 << 20 };
 
 #define INTS(encoder, ...)                                                                                           \
   step_encoder_array((encoder), (int32_t[]){__VA_ARGS__}, (uint32_t)sizeof((int32_t[]){__VA_ARGS__}))
@@ -18,7 +18,7 @@ struct kvp_wire_op *good_load(struct step_encoder *encoder) {
   op->pool_id = pool_id;
   op->region = 1;
   op->source = step_view(buffer, out_offset, 10, 64, 64);
-  op->second = step_view(buffer, 2 * out_offset, 10, 4, 8);
+  op->second = step_view(buffer, scales_offset, 10, 4, 8);
   op->total_k = 10;
   op->arrays[0] = INTS(encoder, 0, 8, 16, 2, -1, 0, 2, 0);
   return op;

@@ -168,7 +168,7 @@ static void add_indices(struct step_encoder *encoder) {
   struct kvp_wire_op *op = step_encoder_op(encoder, KVP_OP_EXPAND_SWA_INDEX);
   op->argument = 4;
   op->arrays[0] = step_encoder_array(encoder, pivots, sizeof pivots);
-  op->second = step_view(own_buffer, part_place * place_bytes, 1, 16, 16);
+  op->second = step_view(own_buffer, (uint64_t)part_place * place_bytes, 1, 16, 16);
 }
 
 static const struct writer writers[] = {
