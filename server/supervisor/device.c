@@ -5,6 +5,7 @@
 #include "server/supervisor/device.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,29 +92,59 @@ static uint64_t gpu_limit(const struct kvp_device *device, uint64_t free_bytes) 
   return less(free_bytes, reserve == KVP_RESERVE_DEFAULT ? default_reserve_bytes : reserve);
 }
 
-static void decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
+/* What is kept back leaves nothing: said, with the numbers, instead of serving a device that refuses everything. */
+static void refuse_limit(const struct kvp_device *device, const struct kvp_control_ready *ready) {
+  struct kvp_error error;
+  char reserve[32] = "of its kind";
+  if (device->daemon->config->device_reserve_bytes != KVP_RESERVE_DEFAULT) {
+    (void)snprintf(reserve, sizeof reserve, "%" PRIu64, device->daemon->config->device_reserve_bytes);
+  }
+  (void)kvp_error_set(&error, KVP_OUT_OF_MEMORY,
+                      "device %s: device_reserve %s leaves nothing of its %" PRIu64 " bytes, of which %" PRIu64
+                      " are free; device_memory or a smaller device_reserve would",
+                      device->name, reserve, ready->memory_bytes, ready->memory_free_bytes);
+  kvp_daemon_fail_start(device->daemon, &error);
+}
+
+/* False: there is nothing to serve, and the daemon stops. */
+static bool decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
   uint64_t asked = device->daemon->config->device_memory_bytes;
   uint64_t there = is_host(device->name) ? ready->memory_bytes : ready->memory_free_bytes;
   uint64_t own =
       is_host(device->name) ? host_limit(device, ready->memory_bytes) : gpu_limit(device, ready->memory_free_bytes);
   device->ledger.limit_bytes = asked != 0 ? asked : own;
   device->limit_known = true;
-  kvp_log(device->ledger.limit_bytes > there || device->ledger.limit_bytes == 0 ? KVP_LOG_WARNING : KVP_LOG_INFO,
-          "device_memory",
+  if (device->ledger.limit_bytes == 0) {
+    refuse_limit(device, ready);
+    return false;
+  }
+  kvp_log(device->ledger.limit_bytes > there ? KVP_LOG_WARNING : KVP_LOG_INFO, "device_memory",
           "device=%s limit_bytes=%" PRIu64 " device_bytes=%" PRIu64 " free_bytes=%" PRIu64
           " granularity_bytes=%" PRIu64 " decided_by=%s",
           device->name, device->ledger.limit_bytes, ready->memory_bytes, ready->memory_free_bytes,
           ready->memory_granularity_bytes, asked != 0 ? "configuration" : "device");
+  return true;
 }
 
 /* Our pools and buffers outlive executors: what one finds in use is theirs and everybody else's. */
-static void look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready) {
+static bool look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready) {
   device->ledger.granularity_bytes = ready->memory_granularity_bytes;
   device->others_bytes =
       less(less(ready->memory_bytes, ready->memory_free_bytes), kvp_ledger_used_bytes(&device->ledger));
-  if (!device->limit_known) {
-    decide_limit(device, ready);
+  return device->limit_known || decide_limit(device, ready);
+}
+
+void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error) {
+  const struct kvp_ledger *ledger = &device->ledger;
+  if (error->status != KVP_OUT_OF_MEMORY) {
+    return;
   }
+  const size_t used = strlen(error->text);
+  (void)snprintf(error->text + used, sizeof error->text - used,
+                 "; %s has %" PRIu64 " bytes in pools and %" PRIu64 " in buffers, this one counted, %" PRIu64
+                 " in contexts and other processes, and %" PRIu64 " of %" PRIu64 " left",
+                 device->name, ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER],
+                 device->others_bytes, kvp_ledger_left_bytes(ledger), ledger->limit_bytes);
 }
 
 /* ---- events -----------------------------------------------------------------------------------------------------
@@ -121,7 +152,9 @@ static void look_at_memory(struct kvp_device *device, const struct kvp_control_r
 
 static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
   struct kvp_device *device = context;
-  look_at_memory(device, ready);
+  if (!look_at_memory(device, ready)) {
+    return;
+  }
   struct device_restore *restore = kvp_allocate(1, sizeof *restore);
   restore->device = device;
   restore->restarts = kvp_executor_link_restarts(link);

@@ -6,6 +6,7 @@ import pytest
 from support import reference
 from support.catalogue import BF16, V41, V41_FP4, Geometry
 from support.client import Step
+from support.device import ON_GPU
 from support.errors import RpcFailure, StepFailure
 from support.fused import Recipe, rope_table, transformed
 from support.reference import RegionModel
@@ -499,7 +500,7 @@ def test_keep_compressed_beside_a_writer_of_another_queue(scene, spoil):
     for _ in range(20):
         long = Step()
         everything = long.array([(block % BLOCKS, 0, TOKENS, block * TOKENS) for block in range(busy_rows // TOKENS)])
-        for _ in range(64):
+        for _ in range(1000 if ON_GPU else 64):
             long.load(scene.paged(), everything, busy_rows, busy.view(0, busy_rows, scene.format.row_bytes))
         if spoil == "rows":
             view = scene.sheet.buffer.view(out.offset_bytes + HISTORY_ROWS * out.row_stride_bytes, 1, out.row_bytes)

@@ -40,6 +40,12 @@ def refused(call, status):
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
+def test_a_uuid_in_either_case(start_gpu):
+    client = start_gpu(device=UUID.upper().replace("CUDA:", "cuda:")).client()
+    assert client.open_session().create_buffer(5, UUID).bytes == 5
+    assert client.device(UUID.upper().replace("CUDA:", "cuda:")).buffer_bytes == PIECE
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:7", UUID])
 def test_what_a_gpu_says(start_gpu, device):
     told = start_gpu(device=device).client().device(device)
@@ -90,15 +96,36 @@ def test_a_refusal_has_all_numbers(start_gpu):
     assert "pool 'p' asks for 32 bytes" in text and str(PIECE) in text
 
 
-@pytest.mark.parametrize("reserve, limit", [("0", 72 * GIB), ("3G", 69 * GIB), ("73G", 0)])
+@pytest.mark.parametrize("reserve, limit", [("0", 72 * GIB), ("3G", 69 * GIB), (str(72 * GIB - 1), 1)])
 def test_what_is_kept_back(start_gpu, reserve, limit):
-    daemon = start_gpu("--device-reserve", reserve)
-    client = daemon.client()
-    assert client.device("cuda:0").memory_limit_bytes == limit
-    if limit == 0:
-        session = client.open_session()
-        refused(lambda: session.create_buffer(1, "cuda:0"), "out_of_memory")
-        assert re.search(r"warning device_memory device=cuda:0 limit_bytes=0", daemon.log)
+    assert start_gpu("--device-reserve", reserve).client().device("cuda:0").memory_limit_bytes == limit
+
+
+@pytest.mark.parametrize("reserve", ["72G", "80G", "1T"])
+def test_nothing_left_is_no_start(start_gpu, reserve):
+    daemon = start_gpu("--device-reserve", reserve, wait=False)
+    assert daemon.process.wait(60) == 1
+    failed = [line for line in daemon.log.splitlines() if "start_failed" in line]
+    count = 1 << 40 if reserve == "1T" else int(reserve[:-1]) * GIB
+    assert len(failed) == 1 and "cuda:0" in failed[0], daemon.log
+    for number in (count, 80 * GIB, 72 * GIB):
+        assert re.search(rf"\b{number}\b", failed[0]), (number, failed[0])
+
+
+def test_memory_that_the_driver_has_not(start_gpu):
+    """What the ledger has left and the device hasn't: the refusal has the numbers of both."""
+    client = start_gpu(device="cuda:5").client()
+    session = client.open_session()
+    session.create_buffer(GIB, "cuda:5")
+    text = refused(lambda: session.create_buffer(2 * GIB, "cuda:5"), "out_of_memory")
+    for number in (2 * GIB, 71 * GIB, 3 * GIB, 8 * GIB, 68 * GIB):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    text = refused(lambda: client.create_pool("p", 64, 40000, [dict(name="a", format="v41", num_layers=1)]),
+                   "out_of_memory")
+    taken = -(-64 * 40000 * 528 // PIECE) * PIECE
+    for number in (64 * 40000 * 528, taken, GIB, 8 * GIB, 70 * GIB - taken):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    assert client.device("cuda:5").memory_left_bytes == 70 * GIB
 
 
 def test_what_is_kept_back_of_a_host(start_daemon):
@@ -223,6 +250,6 @@ def test_a_daemon_stops_while_its_device_waits(start_gpu, busy):
 
 def test_a_device_that_is_refused_ends_the_start(start_daemon):
     """Being busy is waited for; anything else that an executor says is the end, in its words."""
-    daemon = start_daemon(wait=False, devices=("cuda:200",))
+    daemon = start_daemon(wait=False, devices=("cuda:42",))
     assert daemon.process.wait(60) == 1
-    assert "start_failed" in daemon.log and "cuda:200" in daemon.log
+    assert "start_failed" in daemon.log and "cuda:42" in daemon.log

@@ -79,6 +79,10 @@ static void test_an_assemble_in_flight(void **state) {
   expect_kept(&world, writer_queue, "another queue assembles them, and has not finished");
   finish(&world, assembling);
   expect_kept(&world, writer_queue, NULL);
+  assembling = assemble(&world);
+  assembling->error.status = KVP_INTERNAL; /* it failed: nobody knows how far it came */
+  finish(&world, assembling);
+  expect_kept(&world, part_queue, "no assemble");
   fixture_deinit(&world);
 }
 
