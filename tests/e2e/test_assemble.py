@@ -500,7 +500,7 @@ def test_keep_compressed_beside_a_writer_of_another_queue(scene, spoil):
     for _ in range(20):
         long = Step()
         everything = long.array([(block % BLOCKS, 0, TOKENS, block * TOKENS) for block in range(busy_rows // TOKENS)])
-        for _ in range(1000 if ON_GPU else 64):
+        for _ in range(1000 if ON_GPU else 12):
             long.load(scene.paged(), everything, busy_rows, busy.view(0, busy_rows, scene.format.row_bytes))
         if spoil == "rows":
             view = scene.sheet.buffer.view(out.offset_bytes + HISTORY_ROWS * out.row_stride_bytes, 1, out.row_bytes)
@@ -532,6 +532,44 @@ def test_keep_compressed_beside_a_writer_of_another_queue(scene, spoil):
     scene.expect(out, HISTORY, layer=1)
     scene.check()
     busy.release()
+
+
+def test_each_placement_remembers_its_own(start_daemon):
+    """One pool on two devices: what one has assembled the other one hasn't, and blocks written there are others."""
+    if ON_GPU:
+        pytest.skip("one GPU")
+    rng = np.random.default_rng(43)
+    client = start_daemon(devices=("host:0", "host:1")).client()
+    session = client.open_session()
+    places = ("host:0", "host:1")
+    pool = client.create_pool("two", 64, 4, [{"name": "kv", "format": "v41", "num_layers": 1, "compression_ratio": 4}],
+                              placements=places)
+    session.allocate_range(pool.pool_id, 0, 4)
+    region, segments, sheets = pb.RegionRef(pool_id=pool.pool_id), [(2, 1, 9, 0)], {}
+    stored = {place: random_rows(rng, V41, 16) for place in places}
+    for place in places:
+        session.store_rows(region, stored[place], range(32, 48), placement=place)
+        sheets[place] = Sheet(session, rng, device=place)
+    outs = {place: sheets[place].room(8, V41.row_bytes) for place in places}
+    for sheet in sheets.values():
+        sheet.write()
+
+    def assemble(place, keep=False):
+        return Step(place).assemble(outs[place], compressed=(region, segments, 8, keep))
+
+    session.run(assemble("host:0"))
+    session.run(assemble("host:0", True))
+    with pytest.raises(RpcFailure, match="no assemble has written them"):
+        session.run(assemble("host:1", True))
+    session.run(assemble("host:1"))
+    session.run(Step("host:1").zero_blocks(pool.pool_id, [2]))
+    session.run(assemble("host:0", True))
+    with pytest.raises(RpcFailure, match="blocks that they were assembled from were written since"):
+        session.run(assemble("host:1", True))
+    for place in places:
+        sheets[place].expect(outs[place], reference.cast_back(V41, stored[place][1:9]))
+        sheets[place].check()
+    client.close()
 
 
 # ---- every gRPC door
