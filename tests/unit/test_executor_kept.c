@@ -375,7 +375,7 @@ static void test_comparing_has_a_bound(void **state) {
     struct kvp_step *step = fixture_check(&world, &encoder, &error);
     if (arrays == 1) {
       assert_int_equal(error.status, KVP_OK);
-      assert_true(world.intake.compressed.looks <= 2 * segment_count);
+      assert_true(world.intake.compressed.looks <= UINT64_C(2) * segment_count);
     } else {
       assert_int_equal(error.status, KVP_INVALID_ARGUMENT);
       assert_non_null(strstr(error.text, "more to compare than is looked at"));
