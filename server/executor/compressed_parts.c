@@ -140,6 +140,17 @@ static enum kvp_compressed_state op_touches(struct kvp_compressed_parts *parts, 
   return KVP_COMPRESSED_THERE;
 }
 
+/* The op that assembles the part: its store runs behind the load. */
+static enum kvp_compressed_state own_store_touches(struct kvp_compressed_parts *parts, const struct kvp_step_op *op,
+                                                   const struct kvp_compressed_part *part) {
+  struct kvp_device_writes writes;
+  if (op->last->kind != KVP_DEVICE_STORE) {
+    return KVP_COMPRESSED_THERE;
+  }
+  kvp_device_op_writes(op->last, &writes);
+  return writes_touch(parts, &writes, part);
+}
+
 /* The ops of the step from `first` on. */
 static enum kvp_compressed_state step_touches(struct kvp_compressed_parts *parts, const struct kvp_step *step,
                                               uint32_t first, const struct kvp_compressed_part *part) {
@@ -299,7 +310,8 @@ enum kvp_compressed_state kvp_compressed_parts_look(struct kvp_compressed_parts 
       return KVP_COMPRESSED_TOO_MUCH;
     }
     if (before->assembled != NULL && kvp_row_areas_overlap(&before->assembled->rows, &part->rows)) {
-      return parts_compare(parts, before->assembled, part); /* it writes its part last */
+      const enum kvp_compressed_state found = parts_compare(parts, before->assembled, part);
+      return found == KVP_COMPRESSED_THERE ? own_store_touches(parts, before, part) : found;
     }
     const enum kvp_compressed_state state = op_touches(parts, before, part);
     if (state != KVP_COMPRESSED_THERE) {
@@ -377,7 +389,10 @@ static void part_keep(struct kvp_compressed_parts *parts, const struct kvp_step 
   struct kvp_segment *segments = (struct kvp_segment *)(void *)(kept + 1);
   memcpy(segments, part->segments, bytes);
   kept->part.segments = segments;
-  kept->state = step_touches(parts, step, op + 1, &kept->part);
+  kept->state = own_store_touches(parts, &step->ops[op], &kept->part);
+  if (kept->state == KVP_COMPRESSED_THERE) {
+    kept->state = step_touches(parts, step, op + 1, &kept->part);
+  }
   if (kept->state == KVP_COMPRESSED_THERE && pending_write(parts, kept)) {
     kept->state = KVP_COMPRESSED_WRITER_IN_FLIGHT;
   }

@@ -218,46 +218,49 @@ static enum kvp_status chunk_check(struct kvp_intake_op *op, struct assembly *it
   return it->slots.data == NULL ? KVP_OK : kvp_intake_slots(op, &it->ring, &it->slots, &it->rows_skipped);
 }
 
-/* The chunk's rows of the output, straight or as the ring's format gives them back, and their records. */
-static enum kvp_status chunk_add(struct kvp_intake_op *op, const struct assembly *it) {
-  const bool casts_back = flag_is_set(op, KVP_OP_CHUNK_CAST_BACK);
-  const uint64_t source_rows = it->gather.data != NULL ? it->source.area.rows : 0;
-  const uint32_t gather_bit = kvp_intake_host_bit(&it->gather, KVP_ARRAY_GATHER);
-  const struct kvp_rows rows = rows_from(&it->out, it->history_rows);
-  struct kvp_device_op *device_op = NULL;
-  if (it->source.area.base == NULL) {
+/* The chunk's rows of the output, straight. */
+static enum kvp_status chunk_copy_add(struct kvp_intake_op *op, const struct assembly *it) {
+  if (it->source.area.base == NULL || flag_is_set(op, KVP_OP_CHUNK_CAST_BACK)) {
     return KVP_OK;
   }
-  if (!casts_back) {
-    device_op = kvp_intake_device_op(op, KVP_DEVICE_COPY_ROWS);
-    if (device_op == NULL) {
-      return (enum kvp_status)op->error->status;
-    }
-    device_op->host_arrays = gather_bit;
-    device_op->params.copy_rows = (struct kvp_copy_rows_params){.source = kvp_intake_rows(&it->source),
-                                                                .out = rows,
-                                                                .gather = it->gather.data,
-                                                                .row_count = it->chunk_rows,
-                                                                .source_rows = source_rows,
-                                                                .row_bytes = (uint32_t)it->out.area.row_bytes};
-  }
-  if (!casts_back && it->slots.data == NULL) {
-    return KVP_OK;
-  }
-  device_op = kvp_intake_device_op(op, KVP_DEVICE_STORE);
+  struct kvp_device_op *device_op = kvp_intake_device_op(op, KVP_DEVICE_COPY_ROWS);
   if (device_op == NULL) {
     return (enum kvp_status)op->error->status;
   }
-  device_op->host_arrays = gather_bit | kvp_intake_host_bit(&it->slots, KVP_ARRAY_SLOTS);
-  device_op->params.store = (struct kvp_store_params){.layer = it->ring.layer,
-                                                      .source = kvp_intake_rows(&it->source),
-                                                      .slots = it->slots.data,
-                                                      .row_count = it->chunk_rows,
-                                                      .gather = it->gather.data,
-                                                      .source_rows = source_rows,
-                                                      .rows_skipped = it->rows_skipped};
+  device_op->host_arrays = kvp_intake_host_bit(&it->gather, KVP_ARRAY_GATHER);
+  device_op->params.copy_rows =
+      (struct kvp_copy_rows_params){.source = kvp_intake_rows(&it->source),
+                                    .out = rows_from(&it->out, it->history_rows),
+                                    .gather = it->gather.data,
+                                    .row_count = it->chunk_rows,
+                                    .source_rows = it->gather.data != NULL ? it->source.area.rows : 0,
+                                    .row_bytes = (uint32_t)it->out.area.row_bytes};
+  return KVP_OK;
+}
+
+/* Its records, and its rows as the ring's format gives them back. Behind every load: the compressed part may be of the
+ * same layer. */
+static enum kvp_status chunk_store_add(struct kvp_intake_op *op, const struct assembly *it) {
+  const bool casts_back = flag_is_set(op, KVP_OP_CHUNK_CAST_BACK);
+  if (it->source.area.base == NULL || (!casts_back && it->slots.data == NULL)) {
+    return KVP_OK;
+  }
+  struct kvp_device_op *device_op = kvp_intake_device_op(op, KVP_DEVICE_STORE);
+  if (device_op == NULL) {
+    return (enum kvp_status)op->error->status;
+  }
+  device_op->host_arrays =
+      kvp_intake_host_bit(&it->gather, KVP_ARRAY_GATHER) | kvp_intake_host_bit(&it->slots, KVP_ARRAY_SLOTS);
+  device_op->params.store =
+      (struct kvp_store_params){.layer = it->ring.layer,
+                                .source = kvp_intake_rows(&it->source),
+                                .slots = it->slots.data,
+                                .row_count = it->chunk_rows,
+                                .gather = it->gather.data,
+                                .source_rows = it->gather.data != NULL ? it->source.area.rows : 0,
+                                .rows_skipped = it->rows_skipped};
   if (casts_back) {
-    device_op->params.store.cast_back = rows;
+    device_op->params.store.cast_back = rows_from(&it->out, it->history_rows);
   }
   if (it->slots.data == NULL) {
     device_op->params.store.rows_skipped = it->chunk_rows;
@@ -345,17 +348,11 @@ static enum kvp_status inputs_apart(struct kvp_intake_op *op, const struct assem
   return status;
 }
 
-/* In the order in which the device does it: the compressed part, which a ring may have as well, comes behind the
- * store. / */
 static enum kvp_status contents_check(struct kvp_intake_op *op, struct assembly *it) {
   enum kvp_status status = KVP_OK;
   if (it->history.data != NULL &&
       ((status = kvp_intake_segments(op, &it->ring, &it->history, it->history_rows, &it->history_load)) != KVP_OK ||
        (status = kvp_intake_hazard_load(op, &it->ring, &it->history)) != KVP_OK)) {
-    return status;
-  }
-  if (it->slots.data != NULL &&
-      (status = kvp_intake_hazard_store(op, &it->ring, &it->slots, it->rows_skipped)) != KVP_OK) {
     return status;
   }
   if (it->compressed.data != NULL &&
@@ -365,7 +362,7 @@ static enum kvp_status contents_check(struct kvp_intake_op *op, struct assembly 
         (status = kvp_intake_hazard_load(op, &it->compressed_place, &it->compressed)) != KVP_OK))) {
     return status;
   }
-  return KVP_OK;
+  return it->slots.data == NULL ? KVP_OK : kvp_intake_hazard_store(op, &it->ring, &it->slots, it->rows_skipped);
 }
 
 enum kvp_status kvp_intake_assemble(struct kvp_intake_op *op) {
@@ -390,8 +387,9 @@ enum kvp_status kvp_intake_assemble(struct kvp_intake_op *op) {
     it.history_load.out = kvp_intake_rows(&it.out);
     status = kvp_intake_load_add(op, &it.history, &it.history_load);
   }
-  if (status == KVP_OK) {
-    status = chunk_add(op, &it);
+  if (status != KVP_OK || (status = chunk_copy_add(op, &it)) != KVP_OK ||
+      (status = compressed_add(op, &it)) != KVP_OK) {
+    return status;
   }
-  return status == KVP_OK ? compressed_add(op, &it) : status;
+  return chunk_store_add(op, &it);
 }

@@ -117,10 +117,9 @@ uint32_t kvp_step_report_bytes(const struct kvp_step *step) {
   return (uint32_t)(step->op_count * sizeof(struct kvp_wire_report) + step->result_bytes);
 }
 
-/* A wrong entry of the index by which a chunk is copied is one for the store behind it, too, and counts there. */
-static bool store_follows(const struct kvp_step_op *step_op, const struct kvp_device_op *op) {
-  const struct kvp_device_op *next = kvp_step_op_next(step_op, op);
-  return op->kind == KVP_DEVICE_COPY_ROWS && next != NULL && next->kind == KVP_DEVICE_STORE;
+/* A wrong entry of the index by which a chunk is copied is one for its store, too, and counts there. */
+static bool is_stored_as_well(const struct kvp_step_op *step_op, const struct kvp_device_op *op) {
+  return op->kind == KVP_DEVICE_COPY_ROWS && step_op->last->kind == KVP_DEVICE_STORE;
 }
 
 static void report_add(struct kvp_wire_report *report, const struct kvp_step_op *step_op,
@@ -130,7 +129,7 @@ static void report_add(struct kvp_wire_report *report, const struct kvp_step_op 
   report->rows_stored += op->counts.rows_stored;
   report->rows_loaded += op->counts.rows_loaded;
   report->rows_skipped += has_slots ? op->counts.rows_skipped : 0;
-  report->rows_rejected += store_follows(step_op, op) ? 0 : op->counts.rows_rejected;
+  report->rows_rejected += is_stored_as_well(step_op, op) ? 0 : op->counts.rows_rejected;
   report->rows_nonfinite += op->counts.rows_nonfinite;
   report->groups_saturated += op->counts.groups_saturated;
   report->bytes_read += op->counts.bytes_read;

@@ -111,26 +111,26 @@ static void test_one_check_and_one_upload(void **state) {
     }
     assert_int_equal(world.intake.elements_checked, elements);
     kvp_step_layout_make(&layout, step_chain(step), 64);
-    assert_int_equal(layout.op_count, 5 * count); /* load, copy, store, load; fused store */
+    assert_int_equal(layout.op_count, 5 * count); /* load, copy, load, store; fused store */
     assert_int_equal(layout.array_count, (1 + 1 + 2 + 1 + 2) * count);
     assert_int_equal(layout.group_count, 5); /* pieces of the step that are copied */
     assert_int_equal(layout.arrays_bytes, 3 * padded(sizeof slots) + 2 * padded(sizeof history));
     for (size_t layer = 0; layer < count; layer++) {
       const struct kvp_device_op *load = step->ops[2 * layer].first;
       const struct kvp_device_op *copy = load->next;
-      const struct kvp_device_op *store = copy->next;
-      const struct kvp_device_op *second_load = store->next;
+      const struct kvp_device_op *second_load = copy->next;
+      const struct kvp_device_op *store = second_load->next;
       const struct kvp_device_op *fused = step->ops[2 * layer + 1].first;
       assert_int_equal(load->kind, KVP_DEVICE_LOAD);
       assert_int_equal(copy->kind, KVP_DEVICE_COPY_ROWS);
       assert_int_equal(store->kind, KVP_DEVICE_STORE);
-      assert_ptr_equal(second_load, step->ops[2 * layer].last);
+      assert_ptr_equal(store, step->ops[2 * layer].last);
       assert_int_equal(store->params.store.rows_skipped, 8);
       assert_int_equal(fused->params.fused_store.store.rows_skipped, 8);
       assert_ptr_equal(fused->params.fused_store.store.slots, store->params.store.slots);
       assert_ptr_equal(copy->params.copy_rows.gather, store->params.store.gather);
       assert_ptr_equal(load->params.load.segments, step->ops[0].first->params.load.segments);
-      assert_ptr_equal(second_load->params.load.segments, step->ops[0].last->params.load.segments);
+      assert_ptr_equal(second_load->params.load.segments, step->ops[0].first->next->next->params.load.segments);
     }
     kvp_step_destroy(&world.steps, step);
     fixture_deinit(&world);

@@ -86,6 +86,47 @@ static void test_an_assemble_in_flight(void **state) {
   fixture_deinit(&world);
 }
 
+/* The chunk's store comes last: a part of the ring's own layer that it writes to is not there any more. */
+static void test_an_assemble_that_stores(void **state) {
+  (void)state;
+  for (int32_t block = part_block; block <= part_block + 1; block++) {
+    struct intake_fixture world;
+    fixture_init(&world);
+    for (uint32_t keep_at = 1; keep_at <= 2; keep_at++) { /* in the same step, in one behind it */
+      struct step_encoder encoder;
+      struct kvp_error error;
+      struct kvp_step *before = NULL;
+      const int32_t slot = block * ring_tokens + 5;
+      for (uint32_t i = 0; i < 2; i++) {
+        if (i == 0) {
+          part_encode(&encoder, part_queue, false);
+        } else if (keep_at == 1) {
+          encoder.ops[encoder.header.op_count++] = encoder.ops[0];
+        } else {
+          before = accept(&world, &encoder);
+          part_encode(&encoder, part_queue, true);
+        }
+        struct kvp_wire_op *op = &encoder.ops[encoder.header.op_count - 1];
+        op->pool_id = op->second_pool_id = ring_pool;
+        op->flags = i == 0 ? 0 : KVP_OP_KEEP_COMPRESSED;
+        op->source = i == 0 ? rows_at(own_buffer, 30, 1) : (struct kvp_wire_view){0};
+        op->argument = i == 0;
+        op->second = rows_at(own_buffer, part_place, kept_rows + 1);
+        op->second.offset_bytes -= i == 0 ? row : 0;
+        op->arrays[2] = i == 0 ? step_encoder_array(&encoder, &slot, sizeof slot) : KVP_WIRE_NO_ARRAY;
+      }
+      struct kvp_step *step = fixture_check(&world, &encoder, &error);
+      assert_int_equal(error.status, block == part_block ? KVP_INVALID_ARGUMENT : KVP_OK);
+      assert_true(block != part_block || strstr(error.text, "blocks that they were assembled from") != NULL);
+      kvp_step_destroy(&world.steps, step);
+      if (before != NULL) {
+        finish(&world, before);
+      }
+    }
+    fixture_deinit(&world);
+  }
+}
+
 /* ---- writers ---- */
 
 struct writer {
@@ -502,6 +543,7 @@ static void test_any_schedule(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_an_assemble_in_flight),
+      cmocka_unit_test(test_an_assemble_that_stores),
       cmocka_unit_test(test_an_earlier_writer_of_another_queue),
       cmocka_unit_test(test_earlier_writers_that_are_through),
       cmocka_unit_test(test_later_writers),
