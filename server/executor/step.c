@@ -119,7 +119,8 @@ uint32_t kvp_step_report_bytes(const struct kvp_step *step) {
 
 /* A wrong entry of the index by which a chunk is copied is one for its store, too, and counts there. */
 static bool is_stored_as_well(const struct kvp_step_op *step_op, const struct kvp_device_op *op) {
-  return op->kind == KVP_DEVICE_COPY_ROWS && step_op->last->kind == KVP_DEVICE_STORE;
+  const struct kvp_device_op *last = step_op->last;
+  return op->kind == KVP_DEVICE_COPY_ROWS && last != NULL && last->kind == KVP_DEVICE_STORE;
 }
 
 static void report_add(struct kvp_wire_report *report, const struct kvp_step_op *step_op,
