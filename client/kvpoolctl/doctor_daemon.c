@@ -151,6 +151,10 @@ static void device_told(struct kvp_ctl_doctor *doctor, const kvpool_device_info 
                                  device->name, device->waiting_for);
     kvp_ctl_doctor_advise(finding,
                           "end the processes it names; kvpoold tries again by itself, and its contents stay");
+  } else if (device->state == KVPOOL_DEVICE_REFUSED) {
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "device", "%s can't be served: %s", device->name,
+                                 device->waiting_for);
+    kvp_ctl_doctor_advise(finding, "mend that; kvpoold tries again every 5 s, and its contents stay");
   } else if (device->state != KVPOOL_DEVICE_SERVING) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "device", "%s does not serve; %llu executors died",
                                  device->name, (unsigned long long)device->restarts);

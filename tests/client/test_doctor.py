@@ -581,6 +581,18 @@ def test_devices_of_the_daemon(gpu_host, start_daemon, tmp_path, monkeypatch):
                                      "contents stay")
 
 
+def test_a_device_that_is_gone(gpu_host, start_daemon, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("FAKE_EXECUTOR_REFUSED", str(gone))
+    daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path())
+    client = daemon.client()
+    gpu_host.tool = Tool(daemon.socket)
+    gone.write_text("there is no such GPU\n")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_REFUSED, "the refusal")
+    gpu_host.look(status=1).is_about("device", "problem", "cuda:0 can't be served: there is no such GPU", "mend that")
+
+
 def test_a_gpu_that_is_not_served(gpu_host, daemon):
     gpu_host.tool = Tool(daemon.socket)
     checks = [c for c in gpu_host.look().checks if c["name"] == "device"]
