@@ -20,6 +20,7 @@ from support.proxy import Proxy
 from support.stubs import pb
 from support.tool import Tool, environment, program
 
+CHOOSE_DEVICE = Path(__file__).resolve().parents[2] / "deploy" / "choose-device.sh"
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:        1 kB\nMemAvailable:   33554432 kB\n"
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)\nGCC version: 1\n"
 
@@ -363,6 +364,58 @@ def test_the_executor_of_the_configuration(host, tmp_path):
     file.write_text("executer = 1;\n")
     host.look("--config", file, status=1).is_about("configuration", "problem", "executer is no setting of kvpoold",
                                                    f"kvpoold --config {file} --check-config")
+
+
+# ---- what the quickstart goes by -----------------------------------------------------------------------------------
+
+
+def choose_device(host, *flags, path=None, visible=None, **settings):
+    env = host.environment(FAKE_NVIDIA=" ".join(f"{k}={v}" for k, v in settings.items()))
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        env["CUDA_VISIBLE_DEVICES"] = visible
+    done = subprocess.run([CHOOSE_DEVICE, path or host.tool.path, "--timeout", "1500", "--root", host.root, *flags],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=env, check=False)
+    assert done.returncode == 0 and done.stderr == "", done
+    device, reason = done.stdout.splitlines()
+    return device, reason
+
+
+def test_the_device_to_start_with(host, tmp_path):
+    executor = put_executor(tmp_path / "executor")
+    plain = put_executor(tmp_path / "plain", "echo 'Devices of this build: host:N'")
+    assert choose_device(host) == ("host:0", "no GPU on this machine")
+    host.put_driver(version="")
+    device, reason = choose_device(host, "--executor", executor)
+    assert device == "host:0" and "no kernel module" in reason
+    (host.root / "proc/driver/nvidia/version").write_text(NVRM)
+    assert choose_device(host, "--executor", executor) == ("cuda:0", "Test GPU A")
+    assert choose_device(host, "--executor", executor, visible="1") == ("cuda:0", "Test GPU B")
+    assert choose_device(host, "--executor", executor, free=7) == ("cuda:0", "Test GPU A")  # better than none
+    for settings, words in ((dict(init=802), "CUDA_ERROR_SYSTEM_NOT_READY"), (dict(version=11080), "CUDA 11.8"),
+                            (dict(crash=1), "starting CUDA ends the process"), (dict(count=0), "has no GPU"),
+                            (dict(hang=1), "starting CUDA does not end")):
+        device, reason = choose_device(host, "--executor", executor, **settings)
+        assert device == "host:0" and words in reason, settings
+    device, reason = choose_device(host, "--executor", plain)
+    assert device == "host:0" and "built without the CUDA backend" in reason
+    device, reason = choose_device(host, "--executor", tmp_path / "none")
+    assert device == "host:0" and "none is not there" in reason
+    (host.root / "dev/nvidia-uvm").unlink()
+    device, reason = choose_device(host, "--executor", executor)
+    assert device == "host:0" and "/dev/nvidia-uvm is not there" in reason
+
+
+def test_the_device_to_start_with_when_one_gpu_is_bad(gpu_host, tmp_path):
+    executor = put_executor(tmp_path / "executor")
+    assert choose_device(gpu_host, "--executor", executor, visible="1,0", mode=2) == ("cuda:1", "Test GPU A")
+    assert choose_device(gpu_host, "--executor", executor, visible="1,0", major=7) == ("cuda:1", "Test GPU A")
+    device, reason = choose_device(gpu_host, "--executor", executor, visible="1", mode=2)
+    assert device == "host:0" and "Test GPU B" in reason
+
+
+def test_the_device_to_start_with_without_a_doctor(host):
+    assert choose_device(host, path="/bin/false") == ("host:0", "kvpoolctl doctor says nothing about GPUs")
 
 
 # ---- files that are none -------------------------------------------------------------------------------------------
