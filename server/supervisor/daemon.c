@@ -138,9 +138,9 @@ static void on_start_look(uv_timer_t *timer) {
     if (!device->served && kvp_executor_link_restarts(device->link) >= start_deaths_max) {
       struct kvp_error error;
       const char *refusal = kvp_executor_link_refusal(device->link);
-      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) died before one served%s%s",
+      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) %s before one served%s%s",
                           start_deaths_max, device->name, daemon->config->executor_path,
-                          refusal[0] != '\0' ? ": " : "", refusal);
+                          refusal[0] != '\0' ? "gave up" : "died", refusal[0] != '\0' ? ": " : "", refusal);
       kvp_daemon_fail_start(daemon, &error);
     }
   }

@@ -5,6 +5,7 @@
 #include "server/supervisor/device.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,41 +93,38 @@ static uint64_t gpu_limit(const struct kvp_device *device, uint64_t free_bytes) 
   return less(free_bytes, reserve == KVP_RESERVE_DEFAULT ? default_reserve_bytes : reserve);
 }
 
-/* A daemon that can give nothing away is none: whoever started it is told so. */
-static enum kvp_status check_limit(const struct kvp_device *device, uint64_t there, struct kvp_error *error) {
-  const struct kvp_config *config = device->daemon->config;
-  if (device->ledger.limit_bytes > 0) {
-    return KVP_OK;
+/* What is kept back leaves nothing: said, with the numbers, instead of serving a device that refuses everything. */
+static void refuse_limit(const struct kvp_device *device, const struct kvp_control_ready *ready) {
+  struct kvp_error error;
+  char reserve[32] = "of its kind";
+  if (device->daemon->config->device_reserve_bytes != KVP_RESERVE_DEFAULT) {
+    (void)snprintf(reserve, sizeof reserve, "%" PRIu64, device->daemon->config->device_reserve_bytes);
   }
-  if (config->device_reserve_bytes == KVP_RESERVE_DEFAULT) {
-    return kvp_error_set(
-        error, KVP_OUT_OF_MEMORY,
-        "device %s: %" PRIu64 " of its %" PRIu64
-        " bytes are there to be had, which is no more than is kept back; end what uses the others, or "
-        "set device_memory or device_reserve",
-        device->name, there, device->memory_bytes);
-  }
-  return kvp_error_set(error, config->device_reserve_bytes < device->memory_bytes ? KVP_OUT_OF_MEMORY : KVP_TOO_LARGE,
-                       "device %s: device_reserve = %" PRIu64 " keeps back all of the %" PRIu64
-                       " bytes there are to be had, of its %" PRIu64,
-                       device->name, config->device_reserve_bytes, there, device->memory_bytes);
+  (void)kvp_error_set(&error, KVP_OUT_OF_MEMORY,
+                      "device %s: device_reserve %s leaves nothing of its %" PRIu64 " bytes, of which %" PRIu64
+                      " are free; device_memory or a smaller device_reserve would",
+                      device->name, reserve, ready->memory_bytes, ready->memory_free_bytes);
+  kvp_daemon_fail_start(device->daemon, &error);
 }
 
-static enum kvp_status decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready,
-                                    struct kvp_error *error) {
+/* False: there is nothing to serve, and the daemon stops. */
+static bool decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
   uint64_t asked = device->daemon->config->device_memory_bytes;
   uint64_t there = is_host(device->name) ? ready->memory_bytes : ready->memory_free_bytes;
   uint64_t own =
       is_host(device->name) ? host_limit(device, ready->memory_bytes) : gpu_limit(device, ready->memory_free_bytes);
   device->ledger.limit_bytes = asked != 0 ? asked : own;
   device->limit_known = true;
-  kvp_log(device->ledger.limit_bytes > there || device->ledger.limit_bytes == 0 ? KVP_LOG_WARNING : KVP_LOG_INFO,
-          "device_memory",
+  if (device->ledger.limit_bytes == 0) {
+    refuse_limit(device, ready);
+    return false;
+  }
+  kvp_log(device->ledger.limit_bytes > there ? KVP_LOG_WARNING : KVP_LOG_INFO, "device_memory",
           "device=%s limit_bytes=%" PRIu64 " device_bytes=%" PRIu64 " free_bytes=%" PRIu64
           " granularity_bytes=%" PRIu64 " decided_by=%s",
           device->name, device->ledger.limit_bytes, ready->memory_bytes, ready->memory_free_bytes,
           ready->memory_granularity_bytes, asked != 0 ? "configuration" : "device");
-  return check_limit(device, there, error);
+  return true;
 }
 
 /* What was in use when free_bytes were free is ours, used_bytes of it, and everybody else's. */
@@ -135,12 +133,11 @@ static void find_others(struct kvp_device *device, uint64_t free_bytes, uint64_t
 }
 
 /* Our pools and buffers outlive executors: what one finds in use is theirs and everybody else's. */
-static enum kvp_status look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready,
-                                      struct kvp_error *error) {
+static bool look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready) {
   device->ledger.granularity_bytes = ready->memory_granularity_bytes;
   device->memory_bytes = ready->memory_bytes;
   find_others(device, ready->memory_free_bytes, kvp_ledger_used_bytes(&device->ledger));
-  return device->limit_known ? KVP_OK : decide_limit(device, ready, error);
+  return device->limit_known || decide_limit(device, ready);
 }
 
 /* The executor answers behind all that it was asked for until now: so the ledger's figure is of now. */
@@ -164,9 +161,7 @@ static void on_memory_free(void *context, struct kvp_executor_link *link, uint64
 
 static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
   struct kvp_device *device = context;
-  struct kvp_error error;
-  if (look_at_memory(device, ready, &error) != KVP_OK) {
-    kvp_daemon_fail_start(device->daemon, &error);
+  if (!look_at_memory(device, ready)) {
     return;
   }
   struct device_restore *restore = kvp_allocate(1, sizeof *restore);

@@ -12,7 +12,8 @@
  *   memfds  chunks are descriptors that no check of ours would pass, and it does not say so
  *   cuda:*  a GPU of 80 GiB, 8 of them in use by others, that counts in 2 MiB; chunks are a driver's descriptors.
  *           Every start that finds the file $FAKE_EXECUTOR_BUSY refuses HELLO as busy, with the file's first line; one
- *           that finds $FAKE_EXECUTOR_REFUSED, as if there were no such GPU. $FAKE_EXECUTOR_FREE: how many GiB are free.
+ *           that finds $FAKE_EXECUTOR_REFUSED, as if there were no such GPU. $FAKE_EXECUTOR_FREE: how many GiB are free,
+ *           with none of its own memories.
  */
 #include <dirent.h>
 #include <signal.h>
@@ -39,6 +40,10 @@ static struct kvp_fd_message message;
 static struct kvp_ring ring;
 static int wake_supervisor = -1;
 static uint32_t imported; /* chunks of the import under way */
+static struct {
+  uint64_t id;
+  uint64_t bytes;
+} made[64]; /* memories */
 
 static bool mode_is(const char *name) {
   return strcmp(mode, name) == 0;
@@ -99,7 +104,22 @@ static bool line_of(const char *variable, char *out) {
 
 static uint64_t gpu_free_bytes(void) {
   char text[refusal_bytes_max];
-  return (line_of("FAKE_EXECUTOR_FREE", text) ? strtoull(text, NULL, 10) : 72) * gib;
+  uint64_t free_bytes = (line_of("FAKE_EXECUTOR_FREE", text) ? strtoull(text, NULL, 10) : 72) * gib;
+  for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
+    free_bytes -= made[i].bytes < free_bytes ? made[i].bytes : free_bytes;
+  }
+  return free_bytes;
+}
+
+/* id 0 with no bytes: a place that is empty. */
+static void made_set(uint64_t id, uint64_t to_id, uint64_t bytes) {
+  for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
+    if (made[i].id == id) {
+      made[i].id = to_id;
+      made[i].bytes = (bytes + granularity_bytes - 1) / granularity_bytes * granularity_bytes;
+      return;
+    }
+  }
 }
 
 static void ready_fill(struct kvp_control_ready *ready, const char *description) {
@@ -216,6 +236,12 @@ static void handle(void) {
     struct kvp_control_memory memory;
     memcpy(&memory, message.body, sizeof memory);
     memory_create(&memory, message.request);
+    made_set(0, memory.memory_id, memory.bytes);
+  } else if (message.kind == KVP_CONTROL_MEMORY_DESTROY) {
+    struct kvp_control_memory memory;
+    memcpy(&memory, message.body, sizeof memory);
+    made_set(memory.memory_id, 0, 0);
+    reply_result(message.request, KVP_OK, "");
   } else if (message.kind == KVP_CONTROL_MEMORY_IMPORT) {
     struct kvp_control_chunks chunks;
     memcpy(&chunks, message.body, sizeof chunks);
