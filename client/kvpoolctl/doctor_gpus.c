@@ -7,7 +7,7 @@
 #include "client/kvpoolctl/doctor.h"
 #include "client/kvpoolctl/text.h"
 
-enum { text_bytes_max = 96, compute_major_least = 8, nvml_not_supported = 3 };
+enum { text_bytes_max = 96, number_bytes_max = 192, compute_major_least = 8, nvml_not_supported = 3 };
 
 /* The library's numbers. */
 enum compute_mode { MODE_DEFAULT, MODE_EXCLUSIVE_THREAD, MODE_PROHIBITED, MODE_EXCLUSIVE_PROCESS };
@@ -183,15 +183,14 @@ static enum kvp_ctl_finding_result gpu_judge(const struct kvp_ctl_doctor *doctor
 }
 
 /* What programs of this environment call it. */
-static void number_format(const struct kvp_ctl_doctor *doctor, unsigned index, int cuda,
-                          char out[text_bytes_max * 2]) {
+static void number_format(const struct kvp_ctl_doctor *doctor, unsigned index, int cuda, char out[number_bytes_max]) {
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   out[0] = '\0';
   if (cuda < 0 && doctor->cuda_count >= 0) {
-    (void)snprintf(out, text_bytes_max * 2, "; CUDA does not show it here (CUDA_VISIBLE_DEVICES is %.96s)",
+    (void)snprintf(out, number_bytes_max, "; CUDA does not show it here (CUDA_VISIBLE_DEVICES is %.96s)",
                    visible == NULL ? "not set" : visible);
   } else if (cuda >= 0 && (unsigned)cuda != index) {
-    (void)snprintf(out, text_bytes_max * 2, "; nvidia-smi's GPU %u (CUDA_VISIBLE_DEVICES is %.96s)", index,
+    (void)snprintf(out, number_bytes_max, "; nvidia-smi's GPU %u (CUDA_VISIBLE_DEVICES is %.96s)", index,
                    visible == NULL ? "not set" : visible);
   }
 }
@@ -210,7 +209,7 @@ static void gpu_choose(struct kvp_ctl_doctor *doctor, int cuda, const struct gpu
 
 static void gpu_told(struct kvp_ctl_doctor *doctor, unsigned index, const struct gpu *gpu) {
   char name[24];
-  char number[text_bytes_max * 2];
+  char number[number_bytes_max];
   char advice[kvp_ctl_finding_bytes_max] = "";
   struct kvp_ctl_finding *finding = NULL;
   const int cuda = cuda_index(doctor, gpu);
