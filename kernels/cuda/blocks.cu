@@ -124,9 +124,8 @@ static cudaError_t blocks_launch(const kvp_blocks_params &params, kvp_cuda_count
                       geometry.num_blocks,
                       counts};
   uint64_t blocks = units * pieces;
-  return launch_chained(blocks_kernel<copies>, facts[copies][device],
-                        dim3((uint32_t)(blocks < grid_blocks_max ? blocks : grid_blocks_max)), blocks_threads, 0,
-                        stream, args);
+  return launch_chained(blocks_kernel<copies>, facts[copies][device], dim3(launched_blocks(blocks, grid_blocks_max)),
+                        blocks_threads, 0, stream, args);
 }
 
 } // namespace kvp

@@ -127,7 +127,7 @@ static uint32_t blocks_of(const kvp_geometry &geometry, uint64_t rows_max, uint3
   }
   uint64_t blocks = divide_up(rows_max, rows);
   uint64_t most = divide_up(resident_blocks, ops);
-  return (uint32_t)(blocks < most ? blocks : most);
+  return launched_blocks(blocks, most);
 }
 
 /* Ops that go together, each of one row at least. */

@@ -69,8 +69,8 @@ static cudaError_t gather_launch(const gather_entry &entry, const gather_args &a
   uint64_t rows = entry.rows != 0 ? (uint64_t)entry.rows : (uint64_t)lanes_per_warp >> args.shift;
   uint64_t pieces = entry.rows != 0 ? 1 : args.pieces;
   uint64_t blocks = divide_up(divide_up(args.row_count, rows) * pieces, block_warps);
-  return launch_chained(entry.kernel, facts, dim3((uint32_t)(blocks < grid_blocks_max ? blocks : grid_blocks_max)),
-                        gather_threads, 0, stream, args);
+  return launch_chained(entry.kernel, facts, dim3(launched_blocks(blocks, grid_blocks_max)), gather_threads, 0,
+                        stream, args);
 }
 
 cudaError_t gather_store_launch(const kvp_store_params &params, kvp_cuda_counts *counts, cudaStream_t stream) {

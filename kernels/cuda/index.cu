@@ -47,9 +47,8 @@ static cudaError_t launch_index(const op &made_by, index_shape shape, uint64_t g
   shape.units = side_by_side * shape.pieces;
   uint64_t blocks = divide_up(shape.units, block_warps);
   index_args<op> args = {shape, made_by};
-  return launch_chained(index_kernel<op, passes>, facts,
-                        dim3((uint32_t)(blocks < grid_blocks_max ? blocks : grid_blocks_max)), index_threads, 0,
-                        stream, args);
+  return launch_chained(index_kernel<op, passes>, facts, dim3(launched_blocks(blocks, grid_blocks_max)),
+                        index_threads, 0, stream, args);
 }
 
 /* A row takes as many lanes as it has groups, at most a warp; what is longer is cut in pieces. */
@@ -74,7 +73,7 @@ static cudaError_t make_index(const op &made_by, const kvp_rows &out, uint64_t r
   }
   index_shape shape = {out, row_count, (int64_t)columns, shift, 0, 0, counts};
   uint64_t warps = (uint64_t)few.resident_blocks * (index_threads / lanes_per_warp);
-  if (groups <= lanes_per_warp || divide_up(groups, lanes_per_warp) * row_count <= warps) {
+  if (takes_few(groups <= lanes_per_warp || divide_up(groups, lanes_per_warp) * row_count <= warps)) {
     return launch_index<op, few_passes>(made_by, shape, groups, few, stream);
   }
   return launch_index<op, op::many_passes>(made_by, shape, groups, index_kernels<op>::many[device], stream);

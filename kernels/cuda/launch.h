@@ -84,6 +84,17 @@ cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStr
 /* Does nothing: what a launch costs at least. For benchmarks and clocks: writes %globaltimer when now_ns is not NULL. */
 cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream);
 
+/* For tests: ops that have kernels for few rows and others for many get those that are named. */
+enum kvp_cuda_size {
+  KVP_CUDA_SIZE_AUTOMATIC, /* by what the op is about */
+  KVP_CUDA_SIZE_FEW,
+  KVP_CUDA_SIZE_MANY,
+  KVP_CUDA_SIZE_MANY_NO_BULK, /* as on a device without bulk copies */
+};
+/* Of every launch of the process from the next on, and how many blocks it has at most (0: as many as it takes): warps of
+ * a small grid go round on few rows. Not while another thread launches. */
+void kvp_cuda_size_pin(enum kvp_cuda_size size, uint32_t blocks_max);
+
 /* What the op's report says: `found` and what was known before. */
 void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct kvp_cuda_counts *found,
                            struct kvp_op_counts *out);

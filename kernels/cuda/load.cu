@@ -132,10 +132,11 @@ static load_cut cut_segments(const kvp_load_params &params, const load_entry &en
  * 16 bytes: rows are, and so are the steps from record to record of a main cache, which leaves the layer's begin. */
 static const load_entry &choose(const kvp_load_params &params, const load_entry (&sizes)[load_sizes], int device) {
   uint64_t rows = params.check.entries == nullptr ? params.rows : params.total_k;
-  if (rows <= resident_warps(sizes[load_few], device)) {
+  if (takes_few(rows <= resident_warps(sizes[load_few], device))) {
     return sizes[load_few];
   }
-  bool bulk = sizes[load_bulk].resident_blocks[device] != 0 && (uintptr_t)params.layer.base % 16 == 0;
+  bool bulk = sizes[load_bulk].resident_blocks[device] != 0 && (uintptr_t)params.layer.base % 16 == 0 &&
+              pinned.size != KVP_CUDA_SIZE_MANY_NO_BULK;
   return sizes[bulk ? load_bulk : load_many];
 }
 
@@ -159,10 +160,10 @@ extern "C" cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params
   uint64_t block_warps = entry.threads / lanes_per_warp;
   load_cut cut = cut_segments(*params, entry, resident_warps(entry, device));
   uint64_t blocks_max = checked ? grid_blocks_max : entry.resident_blocks[device];
-  uint64_t blocks = at_most(
+  uint32_t blocks = launched_blocks(
       divide_up(at_most(params->segment_count, blocks_max * block_warps) * cut.pieces, block_warps), blocks_max);
   load_args args = load_args::make(*params, counts, cut, blocks * block_warps);
-  return launch(entry.kernel, (uint32_t)blocks, entry.threads, stream, args, entry.shared_bytes);
+  return launch(entry.kernel, blocks, entry.threads, stream, args, entry.shared_bytes);
 }
 
 extern "C" void kvp_cuda_load_counts(const struct kvp_load_params *params, const struct kvp_cuda_counts *found,

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(tuning::threads) load_bulk_kernel(const __grid
       parity ^= 1;
     }
   }
-  bulk_wait_read(); /* the block's memory may go */
+  bulk_wait(); /* what the copies wrote is this thread's, as if it had stored it: the end of the kernel passes it on */
   load_tally_add<checked>(tally, args.counts);
 #endif
 }

@@ -1,4 +1,4 @@
-/* Launching, for the files that do: one way to launch, and what is found out about a kernel and a device before the
+/* Launching, for the files that do: one way to launch, which sizes tests asked for, and what is found out about a kernel and a device before the
  * first launch so that none has to ask. Host code, the threads of the executor: prepared once, read afterwards.
  */
 #ifndef KVPOOL_KERNELS_CUDA_PREPARE_CUH
@@ -7,9 +7,12 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "kernels/cuda/launch.h"
+#include "proto/limits.h"
+
 namespace kvp {
 
-constexpr int devices_max = 64;
+constexpr int devices_max = kvp_cuda_device_index_max + 1;
 constexpr uint64_t grid_blocks_max = 1 << 24; /* times 32 warps: below 2^32; kernels go round */
 
 /* How many blocks of a kernel, each with so much dynamic shared memory, fill the device; allows that much, and loads the
@@ -41,6 +44,22 @@ inline cudaError_t resident_blocks_find(const void *kernel, int threads, uint32_
     *out = (uint32_t)blocks * (uint32_t)multiprocessors;
   }
   return error;
+}
+
+/* What kvp_cuda_size_pin said. */
+struct size_pin {
+  kvp_cuda_size size;
+  uint32_t blocks_max;
+};
+extern size_pin pinned;
+
+/* `few`: what the op is about is little. */
+inline bool takes_few(bool few) {
+  return pinned.size == KVP_CUDA_SIZE_AUTOMATIC ? few : pinned.size == KVP_CUDA_SIZE_FEW;
+}
+inline uint32_t launched_blocks(uint64_t blocks, uint64_t most) {
+  most = pinned.blocks_max != 0 && pinned.blocks_max < most ? pinned.blocks_max : most;
+  return (uint32_t)(blocks < most ? blocks : most);
 }
 
 template <class parameter>

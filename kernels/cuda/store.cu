@@ -111,12 +111,12 @@ extern "C" cudaError_t kvp_cuda_store_launch(const struct kvp_store_params *para
   assert(narrow.resident_blocks[device] > 0); /* kernels were loaded */
   uint64_t few_rows =
       (uint64_t)narrow.resident_blocks[device] * (narrow.threads / lanes_per_warp) * warp_rows(narrow, geometry);
-  const store_entry &entry = sizes[params->row_count <= few_rows ? store_few : store_many];
+  const store_entry &entry = sizes[takes_few(params->row_count <= few_rows) ? store_few : store_many];
   store_args args = store_args::make(*params, counts);
   args.warp_rows = warp_rows(entry, geometry);
   uint64_t blocks = divide_up(params->row_count, (uint64_t)args.warp_rows * (entry.threads / lanes_per_warp));
   uint64_t blocks_max = checked ? grid_blocks_max : entry.resident_blocks[device];
-  return launch(entry.kernel, (uint32_t)(blocks < blocks_max ? blocks : blocks_max), entry.threads, stream, args);
+  return launch(entry.kernel, launched_blocks(blocks, blocks_max), entry.threads, stream, args);
 }
 
 extern "C" void kvp_cuda_store_counts(const struct kvp_store_params *params, const struct kvp_cuda_counts *found,

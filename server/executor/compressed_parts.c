@@ -268,10 +268,14 @@ void kvp_compressed_parts_accept(struct kvp_compressed_parts *parts, const struc
 }
 
 void kvp_compressed_parts_finish(struct kvp_compressed_parts *parts, const struct kvp_step *step) {
-  for (struct kvp_kept_part *kept = step->assembles ? parts->newest : NULL; kept != NULL; kept = kept->next) {
-    if (kept->step == step) {
-      kept->step = NULL;
+  for (struct kvp_kept_part **link = &parts->newest; step->assembles && *link != NULL;) {
+    struct kvp_kept_part *kept = *link;
+    if (kept->step == step && step->error.status != KVP_OK) {
+      part_remove(parts, link);
+      continue;
     }
+    kept->step = kept->step == step ? NULL : kept->step;
+    link = &kept->next;
   }
 }
 

@@ -49,7 +49,7 @@ enum kvp_compressed_state kvp_compressed_parts_look(struct kvp_compressed_parts 
 
 /* The step will run: what it writes is forgotten, what it assembles remembered. */
 void kvp_compressed_parts_accept(struct kvp_compressed_parts *parts, const struct kvp_step *step);
-/* It has run: steps of other queues may rely on what it assembled. */
+/* It has run: steps of other queues may rely on what it assembled. One that failed may not have: that is forgotten. */
 void kvp_compressed_parts_finish(struct kvp_compressed_parts *parts, const struct kvp_step *step);
 
 void kvp_compressed_parts_forget_pool(struct kvp_compressed_parts *parts, const struct kvp_pool *pool);

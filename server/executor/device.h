@@ -153,8 +153,10 @@ struct kvp_device_backend {
   /* A step: ops linked by `next`, the last one and only that a signal. False: there is no room for it at the moment
    * and nothing was launched; there will be when something that was launched has ended. */
   bool (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *first);
-  /* The step's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
-  void (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first);
+  /* The step's signal was seen: counts, times and bytes read are put where the ops say. Anything but KVP_OK: one of its
+   * ops could not be launched; those before it have run, those behind it have not, and nothing was put anywhere.
+   * NULL: never that, and they are there. */
+  enum kvp_status (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first, struct kvp_error *error);
 };
 
 /* The one place that knows which backends this program has: "host:N, cuda:N". */

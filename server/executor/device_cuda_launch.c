@@ -1,6 +1,6 @@
-/* One step onto a stream: its arrays, its ops, its end. Serving thread.
+/* One step onto a stream: its arrays, its ops; the signal behind them is the queue's. Serving thread.
  *
- * The first error ends it; what was launched before may run, but its signal never comes.
+ * The first error ends it: what was launched before runs, nothing behind it is launched.
  */
 #include <string.h>
 
@@ -144,20 +144,21 @@ static cudaError_t fused_ops_launch(struct kvp_cuda_device *device, const struct
                     : kvp_cuda_fused_stores_launch(params, counts, count, place->stream);
 }
 
-/* Every op of the step; *signal: what is behind them. */
+/* Every op of the step; *reached: how many were launched. */
 static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_place *place,
-                              const struct kvp_device_op *first, const struct kvp_device_op **signal) {
+                              const struct kvp_device_op *first, uint32_t *reached) {
   const struct kvp_device_op *op = first;
   cudaError_t code = cudaSuccess;
-  for (uint32_t index = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL;) {
+  uint32_t index = 0;
+  while (code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL) {
     uint32_t launched = 1;
     code = op->kind == KVP_DEVICE_FUSED_STORE ? fused_ops_launch(device, place, op, index, &launched)
                                               : op_launch(device, place, op, index);
-    for (; launched > 0; launched--, index++) {
+    for (; code == cudaSuccess && launched > 0; launched--, index++) {
       op = op->next;
     }
   }
-  *signal = op;
+  *reached = index;
   return code;
 }
 
@@ -166,7 +167,25 @@ static bool arrays_are_read_in_place(const struct kvp_step_layout *layout) {
   return layout->op_count <= kvp_cuda_direct_ops_max && layout->arrays_bytes <= kvp_cuda_direct_bytes_max;
 }
 
-cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
+/* The end of the step, whatever became of its ops. */
+static void signal_make(const struct step_place *place, const uint8_t *host_on_device,
+                        const struct kvp_step_layout *layout, const struct kvp_device_op *first,
+                        struct kvp_cuda_run *run) {
+  const struct kvp_device_op *op = first;
+  while (op->kind != KVP_DEVICE_SIGNAL) {
+    op = op->next;
+  }
+  run->signal = (struct kvp_cuda_signal){
+      .counts = place->counts,
+      .found = (struct kvp_cuda_counts *)(void *)(host_on_device + run->found_offset_bytes),
+      .finished_ns = (uint64_t *)(void *)(host_on_device + run->finished_offset_bytes),
+      .timeline = (uint64_t *)(void *)op->params.signal.timeline,
+      .value = op->params.signal.value,
+      .op_count = layout->op_count,
+  };
+}
+
+cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, struct kvp_cuda_run *run,
                                  struct kvp_device_op *first, cudaStream_t stream) {
   const struct kvp_cuda_staging *staging = &device->staging;
   const struct kvp_step_layout *layout = &device->layout;
@@ -177,6 +196,7 @@ cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kv
       .counts = kvp_cuda_run_counts(staging, run),
       .stream = stream,
   };
+  signal_make(&place, host_on_device, layout, first, run);
   kvp_step_layout_copy(layout, place.host);
   cudaError_t code = kvp_cuda_failpoint_pass(stream);
   if (code == cudaSuccess && !arrays_are_read_in_place(layout)) {
@@ -186,20 +206,5 @@ cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kv
                ? cudaSuccess
                : cudaMemcpyAsync(arrays, place.host, layout->arrays_bytes, cudaMemcpyHostToDevice, stream);
   }
-  const struct kvp_device_op *op = NULL;
-  if (code == cudaSuccess) {
-    code = ops_launch(device, &place, first, &op);
-  }
-  if (code != cudaSuccess) {
-    return code;
-  }
-  const struct kvp_cuda_signal signal = {
-      .counts = place.counts,
-      .found = (struct kvp_cuda_counts *)(void *)(host_on_device + run->found_offset_bytes),
-      .finished_ns = (uint64_t *)(void *)(host_on_device + run->finished_offset_bytes),
-      .timeline = (uint64_t *)(void *)op->params.signal.timeline,
-      .value = op->params.signal.value,
-      .op_count = layout->op_count,
-  };
-  return kvp_cuda_signal_launch(&signal, stream);
+  return code == cudaSuccess ? ops_launch(device, &place, first, &run->failed_op) : code;
 }

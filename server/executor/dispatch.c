@@ -151,7 +151,7 @@ static bool stream_reap(struct kvp_dispatch *dispatch, struct kvp_stream *stream
     struct kvp_queue *queue = stream->user;
     struct kvp_step *step = kvp_step_list_pop(&stream->launched);
     if (backend->collect != NULL) {
-      backend->collect(stream->device_queue, step_first(step));
+      (void)backend->collect(stream->device_queue, step_first(step), &step->error); /* not KVP_OK: it has failed */
     }
     dispatch->is_full = false;
     kvp_step_list_push(finished, step);

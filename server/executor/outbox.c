@@ -11,13 +11,14 @@ static void publish(struct kvp_outbox *outbox, uint32_t kind, uint64_t tag, uint
   }
 }
 
-static bool refused_post(struct kvp_outbox *outbox, const struct kvp_step *step) {
+/* REFUSED, or FAILED. */
+static bool error_post(struct kvp_outbox *outbox, const struct kvp_step *step, uint32_t kind) {
   void *payload = kvp_lane_reserve(outbox->lane, sizeof step->error);
   if (payload == NULL) {
     return false;
   }
   memcpy(payload, &step->error, sizeof step->error);
-  publish(outbox, KVP_COMPLETION_REFUSED, step->tag, sizeof step->error);
+  publish(outbox, kind, step->tag, sizeof step->error);
   return true;
 }
 
@@ -57,7 +58,15 @@ static bool step_post(struct kvp_outbox *outbox, struct kvp_step *step) {
     step->acceptance_posted = accepted_post(outbox, step);
     return step->acceptance_posted;
   }
-  if (!(step->accepted ? done_post(outbox, step) : refused_post(outbox, step))) {
+  bool posted = false;
+  if (!step->accepted) {
+    posted = error_post(outbox, step, KVP_COMPLETION_REFUSED);
+  } else if (step->error.status != KVP_OK) {
+    posted = error_post(outbox, step, KVP_COMPLETION_FAILED);
+  } else {
+    posted = done_post(outbox, step);
+  }
+  if (!posted) {
     return false;
   }
   kvp_step_destroy(outbox->steps, step);

@@ -55,7 +55,7 @@ struct kvp_step {
   /* Set by whom it is running with. */
   uint64_t queued_ns;
   struct kvp_device_op signal;
-  struct kvp_error error; /* refused: why */
+  struct kvp_error error; /* refused, or accepted and failed: why */
   struct kvp_step *next;  /* in the one list it is in: a queue's, or the finished */
   struct kvp_step *next_posting;
 };

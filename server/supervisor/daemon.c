@@ -15,6 +15,7 @@
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/buffer.h"
 #include "server/supervisor/methods.h"
+#include "server/supervisor/name.h"
 #include "server/supervisor/restart_policy.h"
 
 enum {
@@ -27,7 +28,7 @@ enum {
 
 struct kvp_device *kvp_daemon_find_device(struct kvp_daemon *daemon, const char *name, struct kvp_error *error) {
   for (uint32_t i = 0; i < daemon->device_count; i++) {
-    if (strcmp(daemon->devices[i].name, name) == 0) {
+    if (kvp_device_names_equal(daemon->devices[i].name, name)) {
       return &daemon->devices[i];
     }
   }

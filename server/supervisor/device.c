@@ -156,6 +156,19 @@ static void on_memory_free(void *context, struct kvp_executor_link *link, uint64
   }
 }
 
+void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error) {
+  const struct kvp_ledger *ledger = &device->ledger;
+  if (error->status != KVP_OUT_OF_MEMORY) {
+    return;
+  }
+  const size_t used = strlen(error->text);
+  (void)snprintf(error->text + used, sizeof error->text - used,
+                 "; %s has %" PRIu64 " bytes in pools and %" PRIu64 " in buffers, this one counted, %" PRIu64
+                 " in contexts and other processes, and %" PRIu64 " of %" PRIu64 " left",
+                 device->name, ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER],
+                 device->others_bytes, kvp_ledger_left_bytes(ledger), ledger->limit_bytes);
+}
+
 /* ---- events -----------------------------------------------------------------------------------------------------
  */
 

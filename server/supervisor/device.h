@@ -32,6 +32,9 @@ enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const
 /* Its link is STOPPED. */
 void kvp_device_deinit(struct kvp_device *device);
 
+/* Adds to an out_of_memory of its executor, of memory that is charged: what the ledger knows. */
+void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error);
+
 /* May memory be asked of it now? busy while it starts, device_lost after its executor died, shutting_down. The text
  * of a device that waits says for whom. */
 enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct kvp_error *error);

@@ -63,6 +63,12 @@ def refused(call, status):
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
+def test_a_uuid_in_either_case(start_gpu):
+    client = start_gpu(device=UUID.upper().replace("CUDA:", "cuda:")).client()
+    assert client.open_session().create_buffer(5, UUID).bytes == 5
+    assert client.device(UUID.upper().replace("CUDA:", "cuda:")).buffer_bytes == PIECE
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:7", UUID])
 def test_what_a_gpu_says(start_gpu, device):
     told = start_gpu(device=device).client().device(device)
@@ -134,6 +140,22 @@ def test_nothing_is_free(start_gpu, free):
     daemon = start_gpu(wait=False)
     assert daemon.process.wait(60) == 1
     assert f"leaves nothing of its {80 * GIB} bytes, of which {GIB} are free" in only_failure(daemon)
+
+
+def test_memory_that_the_driver_has_not(start_gpu):
+    """What the ledger has left and the device hasn't: the refusal has the numbers of both."""
+    client = start_gpu(device="cuda:5").client()
+    session = client.open_session()
+    session.create_buffer(GIB, "cuda:5")
+    text = refused(lambda: session.create_buffer(2 * GIB, "cuda:5"), "out_of_memory")
+    for number in (2 * GIB, 71 * GIB, 3 * GIB, 8 * GIB, 68 * GIB):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    text = refused(lambda: client.create_pool("p", 64, 40000, [dict(name="a", format="v41", num_layers=1)]),
+                   "out_of_memory")
+    taken = -(-64 * 40000 * 528 // PIECE) * PIECE
+    for number in (64 * 40000 * 528, taken, GIB, 8 * GIB, 70 * GIB - taken):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    assert client.device("cuda:5").memory_left_bytes == 70 * GIB
 
 
 def test_what_is_kept_back_of_a_host(start_daemon):

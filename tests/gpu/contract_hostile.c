@@ -1,5 +1,6 @@
 /* Arrays in GPU memory that hold anything, and that change while a kernel reads them: nothing outside the session's
- * own blocks and the op's views is touched, and the counts add up.
+ * own blocks and the op's views is touched, and the counts add up. By the kernels for few rows and by those for many,
+ * whatever the set's size.
  *
  *   contract_hostile [small]
  */
@@ -310,10 +311,10 @@ static void changing_load(struct scene *scene, bool on_host) {
 
 /* ---- plans that ask for more than their output ---- */
 
-static void greedy_load(const struct kvp_format *format, uint64_t segment_count) {
+static void greedy_load(const struct kvp_format *format, const char *size, uint64_t segment_count) {
   enum { big_tokens = 4096 };
   struct scene scene;
-  report_begin("greedy load %s", format->name);
+  report_begin("greedy load %s, %s", format->name, size);
   scene_init(&scene, format, big_tokens, 8, big_tokens);
   struct kvp_segment *segments = calloc(segment_count, sizeof(*segments));
   if (segments == NULL) {
@@ -341,15 +342,15 @@ static void greedy_load(const struct kvp_format *format, uint64_t segment_count)
   scene_deinit(&scene);
 }
 
-static void run_format(const struct kvp_format *format) {
+static void run_format(const struct kvp_format *format, const char *size) {
   struct scene scene;
   scene_init(&scene, format, tokens_per_block, num_blocks, rows_max);
-  report_begin("hostile slots %s", format->name);
+  report_begin("hostile slots %s, %s", format->name, size);
   for (uint32_t round = 0; round < 6; round++) {
     stable_store(&scene, round);
   }
   report_passed("%llu slots of each kind", (unsigned long long)rows_max);
-  report_begin("hostile segments %s", format->name);
+  report_begin("hostile segments %s, %s", format->name, size);
   for (uint32_t round = 0; round < 6; round++) {
     stable_load(&scene);
     random_load(&scene, round);
@@ -357,10 +358,10 @@ static void run_format(const struct kvp_format *format) {
   report_passed("%llu segments of each kind", (unsigned long long)rows_max);
   for (int on_host = 0; on_host < 2; on_host++) {
     const char *who = on_host == 1 ? "the CPU" : "another stream";
-    report_begin("slots rewritten by %s %s", who, format->name);
+    report_begin("slots rewritten by %s %s, %s", who, format->name, size);
     changing_store(&scene, on_host == 1);
     report_passed("%u stores", rounds);
-    report_begin("segments rewritten by %s %s", who, format->name);
+    report_begin("segments rewritten by %s %s, %s", who, format->name, size);
     changing_load(&scene, on_host == 1);
     report_passed("%u loads", rounds);
   }
@@ -374,10 +375,13 @@ int main(int argc, char **argv) {
   rounds = small ? 3 : rounds;
   rewrites = small ? rewrites_few : rewrites;
   gpu_open();
-  for (int id = 0; id < kvp_format_count; id++) {
-    run_format(kvp_format_get((enum kvp_format_id)id));
+  for (size_t i = 0; i < scene_size_count; i++) {
+    const char *size = scene_size_pin(i);
+    for (int id = 0; id < kvp_format_count; id++) {
+      run_format(kvp_format_get((enum kvp_format_id)id), size);
+    }
+    greedy_load(kvp_format_get(KVP_FORMAT_V41), size, small ? 1000 : 1000000);
+    greedy_load(kvp_format_get(KVP_FORMAT_INDEX_FP4), size, small ? 1000 : 1000000);
   }
-  greedy_load(kvp_format_get(KVP_FORMAT_V41), small ? 1000 : 1000000);
-  greedy_load(kvp_format_get(KVP_FORMAT_INDEX_FP4), small ? 1000 : 1000000);
   return 0;
 }

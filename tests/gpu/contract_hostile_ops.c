@@ -326,22 +326,22 @@ static void changing_copy_rows(bool on_host) {
 
 /* ---- all of them ---- */
 
-static void run_format(const struct kvp_format *format) {
+static void run_format(const struct kvp_format *format, const char *size) {
   struct scene scene;
   scene_init(&scene, format, tokens_per_block, num_blocks, rows_max);
   for (int on_host = 0; on_host < 2; on_host++) {
     const char *who = on_host == 1 ? "the CPU" : "another stream";
-    report_begin("slots and gather index rewritten by %s %s", who, format->name);
+    report_begin("slots and gather index rewritten by %s %s, %s", who, format->name, size);
     changing_gather(&scene, on_host == 1);
     report_passed("%u stores", rounds);
-    report_begin("slots and positions rewritten by %s %s", who, format->name);
+    report_begin("slots and positions rewritten by %s %s, %s", who, format->name, size);
     changing_fused(&scene, on_host == 1);
     report_passed("%u fused stores", rounds);
   }
   scene_deinit(&scene);
 }
 
-int main(int argc, char **argv) {
+static void run_ops(const char *size) {
   static const struct {
     const char *name;
     void (*run)(bool on_host);
@@ -350,6 +350,17 @@ int main(int argc, char **argv) {
              {"expand_swa_index", changing_expand},
              {"kv_index_cat", changing_cat},
              {"copy_rows", changing_copy_rows}};
+  for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+    for (int on_host = 0; on_host < 2; on_host++) {
+      report_begin("arrays of %s rewritten by %s, %s", ops[i].name, on_host == 1 ? "the CPU" : "another stream",
+                   size);
+      ops[i].run(on_host == 1);
+      report_passed("%u ops", rounds);
+    }
+  }
+}
+
+int main(int argc, char **argv) {
   bool small = argc > 1 && strcmp(argv[1], "small") == 0;
   rows_max = small ? 600 : rows_max;
   num_blocks = small ? 96 : num_blocks;
@@ -357,15 +368,12 @@ int main(int argc, char **argv) {
   rounds = small ? 3 : rounds;
   rewrites = small ? rewrites_few : rewrites;
   gpu_open();
-  for (int id = 0; id < kvp_format_count; id++) {
-    run_format(kvp_format_get((enum kvp_format_id)id));
-  }
-  for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
-    for (int on_host = 0; on_host < 2; on_host++) {
-      report_begin("arrays of %s rewritten by %s", ops[i].name, on_host == 1 ? "the CPU" : "another stream");
-      ops[i].run(on_host == 1);
-      report_passed("%u ops", rounds);
+  for (size_t i = 0; i < scene_size_count; i++) {
+    const char *size = scene_size_pin(i);
+    for (int id = 0; id < kvp_format_count; id++) {
+      run_format(kvp_format_get((enum kvp_format_id)id), size);
     }
+    run_ops(size);
   }
   return 0;
 }

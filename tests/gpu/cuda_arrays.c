@@ -39,7 +39,7 @@ static struct {
   struct kvp_cuda_counts *counts; /* [cuda_ops_max] */
   struct kvp_cuda_counts *found;  /* the same, pinned */
   cudaStream_t stream;
-  uint32_t turn;
+  uint64_t turn; /* an op each */
 } gpu;
 
 void cuda_arrays_open(void) {
@@ -161,6 +161,10 @@ void cuda_arrays_begin(uint64_t rows_taken) {
   gpu.found->rows_taken = rows_taken;
   gpu_check(
       cudaMemcpyAsync(gpu.counts, gpu.found, cuda_ops_max * sizeof(*gpu.found), cudaMemcpyHostToDevice, gpu.stream));
+}
+
+uint64_t cuda_arrays_ops(void) {
+  return gpu.turn;
 }
 
 struct kvp_cuda_counts *cuda_arrays_counts(uint32_t op) {

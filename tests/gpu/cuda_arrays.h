@@ -31,6 +31,7 @@ enum { alignment_layer = 32, alignment_view = 16, alignment_index = sizeof(int32
 void cuda_arrays_open(void);
 /* A new op; counts of cuda_ops_max ops are zero but for rows_taken. */
 void cuda_arrays_begin(uint64_t rows_taken);
+uint64_t cuda_arrays_ops(void); /* begun so far */
 /* Where the kernel finds the array. An index array lies at any multiple of its elements' size. */
 void *cuda_arrays_put(enum cuda_area area, const void *host, uint64_t bytes, uint32_t alignment);
 /* The same of an array that the op writes to. */

@@ -1,5 +1,6 @@
-/* The CUDA kernels as one more variant of the host kernels: the programs of tests/contract/ run on them unchanged. What
- * an op names is copied into device memory (cuda_arrays.h), the index ops are in cuda_variant_index.c.
+/* The CUDA kernels as variants of the host kernels, one for each size that kernels come in: the programs of
+ * tests/contract/ run on them unchanged. What an op names is copied into device memory (cuda_arrays.h), the index ops are
+ * in cuda_variant_index.c.
  */
 #include "tests/gpu/cuda_variant.h"
 
@@ -8,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -254,20 +256,47 @@ static kvp_host_fused_store_fn *const fused_stores[kvp_format_count] = {
 static const struct kvp_host_moves moves = {
     .copy_rows = cuda_copy_rows, .copy_blocks = cuda_copy_blocks, .zero_blocks = cuda_zero_blocks};
 
-static const struct kvp_host_variant cuda = {.isa = "cuda",
-                                             .store = stores,
-                                             .load = loads,
-                                             .fused_store = fused_stores,
-                                             .index = &cuda_variant_index,
-                                             .moves = &moves,
-                                             .fused_elements_max = kvp_cuda_fused_elements_max};
+/* The same functions: what differs is which kernels their launches get. An op of a test has so few rows that it gets the
+ * kernels for many only where they are asked for. */
+#define KVP_CUDA_VARIANT(name)                                                                                       \
+  {                                                                                                                  \
+    .isa = (name), .store = stores, .load = loads, .fused_store = fused_stores, .index = &cuda_variant_index,        \
+    .moves = &moves, .fused_elements_max = kvp_cuda_fused_elements_max                                               \
+  }
 
+enum { variant_count = 4 };
+static struct {
+  const struct kvp_host_variant variant;
+  const enum kvp_cuda_size size;
+  const uint32_t blocks_max;
+  uint64_t ops; /* run by it */
+} variants[variant_count] = {
+    {KVP_CUDA_VARIANT("cuda"), KVP_CUDA_SIZE_AUTOMATIC, 0, 0},
+    {KVP_CUDA_VARIANT("cuda, many rows"), KVP_CUDA_SIZE_MANY, 0, 0},
+    {KVP_CUDA_VARIANT("cuda, many rows, no bulk copies"), KVP_CUDA_SIZE_MANY_NO_BULK, 0, 0},
+    {KVP_CUDA_VARIANT("cuda, many rows, 2 blocks"), KVP_CUDA_SIZE_MANY, 2, 0},
+};
+static size_t present; /* the variant whose kernels run */
+
+/* What is asked for is what runs, until another one is. */
 const struct kvp_host_variant *kvp_host_variant_get(size_t index) {
-  if (index != 0) {
+  static uint64_t ops;
+  cuda_arrays_open();
+  variants[present].ops += cuda_arrays_ops() - ops;
+  ops = cuda_arrays_ops();
+  if (index >= variant_count) {
     return NULL;
   }
-  cuda_arrays_open();
-  return &cuda;
+  present = index;
+  kvp_cuda_size_pin(variants[index].size, variants[index].blocks_max);
+  return &variants[index].variant;
+}
+
+/* For run.sh, which counts them. */
+__attribute__((destructor)) static void print_ops(void) {
+  for (size_t i = 0; i < variant_count; i++) {
+    printf("variant %s: %llu ops\n", variants[i].variant.isa, (unsigned long long)variants[i].ops);
+  }
 }
 
 /* Memory that is mapped but never filled, and memory that another process writes, is the host's: contract_large and

@@ -9,6 +9,17 @@
 
 enum { page_bytes = 4096, source_seed = 5, twin_bytes_max = 2048 };
 
+const char *scene_size_pin(size_t index) {
+  static const struct {
+    const char *name;
+    enum kvp_cuda_size size;
+  } sizes[scene_size_count] = {{"few rows", KVP_CUDA_SIZE_FEW},
+                               {"many rows", KVP_CUDA_SIZE_MANY},
+                               {"many rows, no bulk copies", KVP_CUDA_SIZE_MANY_NO_BULK}};
+  kvp_cuda_size_pin(sizes[index].size, 0);
+  return sizes[index].name;
+}
+
 static void *allocate(uint64_t bytes) {
   void *memory = aligned_alloc(page_bytes, (bytes + page_bytes - 1) / page_bytes * page_bytes);
   if (memory == NULL) {

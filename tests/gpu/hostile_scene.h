@@ -6,6 +6,7 @@
 #define KVPOOL_TESTS_GPU_HOSTILE_SCENE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kernels/cuda/launch.h"
@@ -37,6 +38,10 @@ struct scene {
   uint64_t out_stride;
   uint64_t scales_stride;
 };
+
+/* Every op from now on by kernels of that size, [0, scene_size_count), few rows or many; yields its name. */
+enum { scene_size_count = 3 };
+const char *scene_size_pin(size_t index);
 
 void scene_init(struct scene *scene, const struct kvp_format *format, uint32_t tokens_per_block, uint32_t num_blocks,
                 uint64_t rows_max);

@@ -12,9 +12,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 tests=$root/tests
 stages=(smoke golden differential hostile large sanitizer daemon faults mps bench)
+optional=(ncu) # only where --only names them
 declare -A limits=(
-  [smoke]=60 [golden]=60 [differential]=120 [hostile]=90 [large]=150 [sanitizer]=180 [daemon]=180 [faults]=150 [mps]=180
-  [bench]=180
+  [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=240 [faults]=150 [mps]=180
+  [bench]=180 [ncu]=120
 )
 build=
 only=
@@ -32,7 +33,7 @@ complain() {
 while [[ $# -gt 0 ]]; do
   case $1 in
     --list)
-      printf '%s\n' "${stages[@]}"
+      printf '%s\n' "${stages[@]}" "${optional[@]/%/ (only with --only)}"
       exit 0
       ;;
     --help)
@@ -57,7 +58,7 @@ chosen=("${stages[@]}")
 if [[ -n $only ]]; then
   IFS=, read -r -a chosen <<<"$only"
   for stage in "${chosen[@]}"; do
-    [[ -n ${limits[$stage]:-} ]] || complain "there is no stage '$stage': ${stages[*]}"
+    [[ -n ${limits[$stage]:-} ]] || complain "there is no stage '$stage': ${stages[*]} ${optional[*]}"
   done
 fi
 if [[ -n $build && ! -f $build/prepared ]]; then
@@ -150,6 +151,31 @@ pytest_run() {
     --junitxml "$logs/$name.xml" "$@"
 }
 
+# variants_ran PROGRAMS: a check for each size of kernels, which programs of tests/contract/ have as variants. What the
+# stage has printed so far says how many ops each of its programs ran by which.
+variants_ran() {
+  awk -v programs="$1" '
+    match($0, /^variant .*: [0-9]+ ops$/) {
+      name = $0
+      sub(/^variant /, "", name)
+      sub(/: [0-9]+ ops$/, "", name)
+      if (!(name in ops)) {
+        names[count++] = name
+      }
+      ops[name] += $(NF - 1)
+      ran[name] += $(NF - 1) > 0
+    }
+    END {
+      for (i = 0; i < count; i++) {
+        name = names[i]
+        printf "%s %s: %d ops in %d programs of %d\n", ran[name] == programs ? "[       OK ]" : "[  FAILED  ]", name, ops[name], \
+          ran[name], programs
+        failed += ran[name] != programs
+      }
+      exit failed > 0 || count == 0
+    }' "$logs/$KVPOOL_GPU_STAGE.log"
+}
+
 skip() {
   echo "SKIPPED: $1"
   exit 77
@@ -173,6 +199,7 @@ stage_smoke() {
 stage_golden() {
   program "$build/tests/gpu/contract_golden_cuda"
   program "$build/tests/gpu/contract_ops_golden_cuda"
+  variants_ran 2
 }
 
 # 10,000 cases, by as many processes as there are processors for: the reference is what takes time.
@@ -189,6 +216,7 @@ stage_differential() {
   for pid in "${pids[@]}"; do
     wait "$pid" || status=$?
   done
+  variants_ran "${#pids[@]}" || status=1
   return "$status"
 }
 
@@ -202,13 +230,14 @@ stage_large() {
   program "$build/tests/gpu/contract_population"
 }
 
-# The tool on a small set. Its words at the end are what counts: a tool that can't work on a host says no summary.
+# The tool on a small set: not contract_large, whose regions have to be larger than 8 GiB. Its words at the end are what
+# counts: a tool that can't work on a host says no summary.
 sanitize() {
   local tool=$1 log=$logs/sanitizer-$1.log status=0 clean=0 command
   local commands=(
     "contract_golden_cuda" "contract_differential_cuda 200" "contract_hostile small" "contract_ops_golden_cuda"
     "contract_gather_differential_cuda 60" "contract_ops_differential_cuda 120" "contract_fused_differential_cuda 60"
-    "contract_hostile_ops small"
+    "contract_hostile_ops small" "contract_population 8192 4096"
   )
   : >"$log"
   for command in "${commands[@]}"; do
@@ -244,9 +273,11 @@ stage_sanitizer() {
   return "$status"
 }
 
+# 4,000 random steps through the daemon, where a host's suite takes 10,000: each is several calls, and the pool it wrote
+# to is read back whole. What depends on the device has its 10,000 cases in stage_differential.
 stage_daemon() {
   need_python
-  pytest_run daemon KVPOOL_CASES=1000 -- "$tests/e2e/test_golden.py" "$tests/e2e/test_arrays.py" \
+  pytest_run daemon KVPOOL_CASES=4000 -- "$tests/e2e/test_golden.py" "$tests/e2e/test_arrays.py" \
     "$tests/e2e/test_differential.py" "$tests/e2e/test_refusals.py" "$tests/e2e/test_pools.py" "$tests/e2e/test_large.py"
 }
 
@@ -266,6 +297,13 @@ stage_mps() {
 stage_bench() {
   program "$build/tests/bench/bench_kernels"
   program "$build/tests/bench/bench_ops_cuda"
+}
+
+# Counters of the kernels that RESULTS.md talks about.
+stage_ncu() {
+  command -v ncu >/dev/null || skip "there is no ncu (Nsight Compute) here"
+  command -v "${python:-python3}" >/dev/null || skip "there is no python3 here"
+  "${python:-python3}" "$here/counters.py" "$build"
 }
 
 # ---- running them ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
  *   refuses refuses HELLO: there is no such device
  *   memfds  chunks are descriptors that no check of ours would pass, and it does not say so
  *   cuda:*  a GPU of 80 GiB, 8 of them in use by others, that counts in 2 MiB; chunks are a driver's descriptors.
+ *           cuda:5 has no memory of more than 1 GiB, whatever is free.
  *           Every start that finds the file $FAKE_EXECUTOR_BUSY refuses HELLO as busy, with the file's first line; one
  *           that finds $FAKE_EXECUTOR_REFUSED, as if there were no such GPU. $FAKE_EXECUTOR_FREE: how many GiB are free,
  *           with none of its own memories.
@@ -235,8 +236,14 @@ static void handle(void) {
   } else if (message.kind == KVP_CONTROL_MEMORY_CREATE) {
     struct kvp_control_memory memory;
     memcpy(&memory, message.body, sizeof memory);
-    memory_create(&memory, message.request);
-    made_set(0, memory.memory_id, memory.bytes);
+    if (mode_is("cuda:5") && memory.bytes > gib) {
+      char text[64];
+      (void)snprintf(text, sizeof text, "%llu bytes asked for", (unsigned long long)memory.bytes);
+      reply_result(message.request, KVP_OUT_OF_MEMORY, text);
+    } else {
+      memory_create(&memory, message.request);
+      made_set(0, memory.memory_id, memory.bytes);
+    }
   } else if (message.kind == KVP_CONTROL_MEMORY_DESTROY) {
     struct kvp_control_memory memory;
     memcpy(&memory, message.body, sizeof memory);
