@@ -143,7 +143,8 @@ typedef enum kvpool_device_state {
   KVPOOL_DEVICE_SERVING = 1,
   KVPOOL_DEVICE_RESTARTING = 2,
   KVPOOL_DEVICE_STOPPED = 3,
-  KVPOOL_DEVICE_WAITING = 4 /* others have to go before it can serve: waiting_for */
+  KVPOOL_DEVICE_WAITING = 4, /* others have to go before it can serve: waiting_for */
+  KVPOOL_DEVICE_REFUSED = 5  /* it can't be served as its host is now: waiting_for */
 } kvpool_device_state;
 
 typedef struct kvpool_device_info {
@@ -161,9 +162,9 @@ typedef struct kvpool_device_info {
   bool mps;                     /* its contexts are clients of an MPS server */
   uint64_t memory_bytes;        /* what the device has in all; 0 before its first executor was ready */
   uint64_t memory_left_bytes;   /* of memory_limit_bytes */
-  uint64_t memory_others_bytes; /* in use by contexts and other processes when its latest executor became ready */
+  uint64_t memory_others_bytes; /* in use by contexts and other processes, as of some seconds ago */
   uint64_t memory_granularity_bytes;
-  char waiting_for[384]; /* KVPOOL_DEVICE_WAITING: why, in its executor's words; "" otherwise */
+  char waiting_for[384]; /* KVPOOL_DEVICE_WAITING, _REFUSED: why, in its executor's words; "" otherwise */
 } kvpool_device_info;
 
 /* One entry of the format catalogue. Field by field FORMATS.md's descriptor and the sizes that follow from it. */
