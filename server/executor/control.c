@@ -173,6 +173,17 @@ static enum kvp_status buffer_detach(struct kvp_control *control, struct kvp_err
   return KVP_OK;
 }
 
+/* ---- what is free ---- */
+
+static void free_send(struct kvp_control *control) {
+  struct kvp_device *device = control->memories.device;
+  struct kvp_device_description description = {0};
+  device->backend->describe(device, &description);
+  const struct kvp_control_free body = {.memory_free_bytes = description.memory_free_bytes};
+  (void)kvp_fd_socket_send(control->socket, KVP_CONTROL_MEMORY_FREE, control->message.request, &body, sizeof body,
+                           NULL, 0);
+}
+
 /* ---- the thread ---- */
 
 /* Bytes of a request's body; 0: no such request. */
@@ -189,12 +200,14 @@ static uint32_t body_bytes_of(uint32_t kind) {
   case KVP_CONTROL_BUFFER_ATTACH:
   case KVP_CONTROL_BUFFER_DETACH:
     return sizeof(struct kvp_control_buffer);
+  case KVP_CONTROL_MEMORY_LOOK:
+    return sizeof(struct kvp_control_free);
   default:
     return 0;
   }
 }
 
-/* *wants_reply: false for a part of an import that goes on. */
+/* *wants_reply: false for a part of an import that goes on, and for what has another answer. */
 static enum kvp_status message_handle(struct kvp_control *control, bool *wants_reply, struct kvp_error *error) {
   *wants_reply = true;
   switch (control->message.kind) {
@@ -214,6 +227,10 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
     return pool_detach(control, error);
   case KVP_CONTROL_BUFFER_ATTACH:
     return buffer_attach(control, error);
+  case KVP_CONTROL_MEMORY_LOOK:
+    free_send(control);
+    *wants_reply = false;
+    return KVP_OK;
   default:
     return buffer_detach(control, error);
   }

@@ -87,7 +87,7 @@ struct kvp_device_op {
   struct kvp_op_counts counts; /* zeroed by the caller, filled by the device */
   uint64_t started_ns;
   uint64_t finished_ns;
-  struct kvp_device_op *next; /* of the same step; after the launch the device's */
+  struct kvp_device_op *next; /* of the same step; that of its signal is the device's after the launch */
 };
 
 /* Memory of the device, mapped into one range of addresses with something unmapped on both sides. */

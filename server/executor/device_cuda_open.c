@@ -77,8 +77,15 @@ static enum kvp_status open_error(struct kvp_cuda_device *device, const char *na
   }
   switch (code) {
   case cudaErrorInsufficientDriver:
+  case cudaErrorCallRequiresNewerDriver:
   case cudaErrorStubLibrary:
     return driver_missing(name, error);
+  case cudaErrorSystemDriverMismatch:
+  case cudaErrorCompatNotSupportedOnDevice:
+    return kvp_error_set(error, KVP_VERSION_MISMATCH,
+                         "device '%s': the driver's library and its kernel module don't fit each other (%s): reboot "
+                         "after an update; in a container take the host's libraries",
+                         name, cudaGetErrorName((cudaError_t)code));
   case cudaErrorNoDevice:
     return kvp_error_set(error, KVP_INVALID_ARGUMENT,
                          "device '%s': the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES is %s)", name,

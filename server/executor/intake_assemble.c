@@ -310,8 +310,14 @@ static const char *text_of(enum kvp_compressed_state state) {
     return "they were written since they were assembled";
   case KVP_COMPRESSED_BLOCKS_WRITTEN:
     return "blocks that they were assembled from were written since";
+  case KVP_COMPRESSED_BLOCKS_PASSED_ON:
+    return "blocks that they were assembled from were freed, and assigned again since";
   case KVP_COMPRESSED_IN_FLIGHT:
     return "a step of another queue assembles them, and has not finished";
+  case KVP_COMPRESSED_WRITER_IN_FLIGHT:
+    return "a step of another queue, which had not finished when they were assembled, writes them or their blocks";
+  case KVP_COMPRESSED_TOO_MUCH:
+    return "the step has more to compare than is looked at";
   case KVP_COMPRESSED_THERE:
     break;
   }
@@ -338,9 +344,6 @@ static enum kvp_status compressed_add(struct kvp_intake_op *op, struct assembly 
     op->out->assembled = part;
     op->step->assembles = true;
     it->compressed_load.out = rows;
-    if (it->slots.data != NULL && part->layer.base == it->ring.layer.base) {
-      part->segments = NULL; /* the op's own store comes behind: nobody knows whether the blocks are what they were */
-    }
     return kvp_intake_load_add(op, &it->compressed, &it->compressed_load);
   }
   if (part->segments == NULL) {

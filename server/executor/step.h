@@ -45,6 +45,7 @@ struct kvp_step {
 
   /* Set by intake. */
   uint32_t queue;
+  uint32_t owner;
   uint32_t op_count;
   uint32_t device_op_count;
   bool assembles; /* an op of it has `assembled` */
@@ -58,6 +59,8 @@ struct kvp_step {
   struct kvp_error error; /* refused, or accepted and failed: why */
   struct kvp_step *next;  /* in the one list it is in: a queue's, or the finished */
   struct kvp_step *next_posting;
+  struct kvp_step *next_pending; /* compressed_parts.h */
+  struct kvp_step **pending_link;
 };
 
 struct kvp_step_list {

@@ -312,8 +312,8 @@ static enum kvp_config_outcome read_all(int argc, char **argv, struct kvp_config
     return KVP_CONFIG_ERROR;
   }
   if (seen.check) {
-    (void)printf("configuration is valid: socket %s, %u devices, %u pools\n", config->socket_path,
-                 config->device_count, config->pool_count);
+    (void)printf("configuration is valid: socket %s, %u devices, %u pools\nexecutor: %s\n", config->socket_path,
+                 config->device_count, config->pool_count, config->executor_path);
     return KVP_CONFIG_DONE;
   }
   return KVP_CONFIG_RUN;

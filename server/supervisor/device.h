@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <uv.h>
 
 #include "server/supervisor/executor_link.h"
 #include "server/supervisor/ledger.h"
@@ -19,7 +20,10 @@ struct kvp_device {
   struct kvp_ledger ledger;
   struct kvp_step_table steps; /* waiting and in flight */
   bool limit_known;            /* the ledger's limit is decided once, by the first executor */
-  uint64_t others_bytes;       /* of its memory: contexts, other processes; as the latest executor found it */
+  uint64_t memory_bytes;       /* the latest executor's figure */
+  uint64_t others_bytes;       /* of them: contexts, other processes; as the latest look found it */
+  uint64_t looked_used_bytes;  /* of the ledger, when that look was asked for */
+  uv_timer_t look;             /* from time to time */
   bool served;                 /* has been SERVING before */
 };
 

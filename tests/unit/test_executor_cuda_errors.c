@@ -64,6 +64,9 @@ static void test_refused_devices(void **state) {
   assert_refused("cuda:63", NULL, KVP_INVALID_ARGUMENT, "no such GPU");
   assert_refused("cuda:first", NULL, KVP_INVALID_ARGUMENT, "GPU-<uuid>");
   assert_refused("cuda:0", "cudaGetDeviceCount:35", KVP_VERSION_MISMATCH, "too old");
+  assert_refused("cuda:0", "cudaGetDeviceCount:36", KVP_VERSION_MISMATCH, "too old");
+  assert_refused("cuda:0", "cudaGetDeviceCount:803", KVP_VERSION_MISMATCH, "don't fit each other");
+  assert_refused("cuda:0", "cudaGetDeviceCount:804", KVP_VERSION_MISMATCH, "don't fit each other");
   assert_refused("cuda:0", "cudaGetDeviceCount:100", KVP_INVALID_ARGUMENT, "sees no GPU");
   assert_refused("cuda:0", "kvp_cuda_kernels_load:209", KVP_UNIMPLEMENTED, "no code for Fake GPU, sm_90");
   assert_refused("cuda:0", "cudaHostAlloc:2", KVP_OUT_OF_MEMORY, "1073741824 of 1073741824 bytes are free");
