@@ -96,6 +96,9 @@ inline cudaError_t kernel_facts_find(const void *kernel, int threads, int device
   return error;
 }
 
+/* What kvp_cuda_launch_alone said: of the next launch only. */
+extern bool is_alone;
+
 /* Launches a kernel whose first statement is chain_begin(): its blocks may be brought in while the kernel before it on
  * the stream still runs. */
 template <class parameter>
@@ -110,7 +113,8 @@ inline cudaError_t launch_chained(void (*kernel)(parameter), const kernel_facts 
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = facts.chains ? 1 : 0;
+  config.numAttrs = facts.chains && !is_alone ? 1 : 0;
+  is_alone = false;
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
 

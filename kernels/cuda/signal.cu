@@ -9,6 +9,7 @@
 namespace kvp {
 
 size_pin pinned;
+bool is_alone;
 
 constexpr int signal_threads = 128;
 constexpr uint32_t count_words = sizeof(kvp_cuda_counts) / sizeof(uint64_t);
@@ -55,6 +56,10 @@ extern "C" cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *sign
 
 extern "C" cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stream) {
   return kvp::launch(kvp::empty_kernel, 1, 1, stream, now_ns);
+}
+
+extern "C" void kvp_cuda_launch_alone(void) {
+  kvp::is_alone = true;
 }
 
 extern "C" void kvp_cuda_size_pin(enum kvp_cuda_size size, uint32_t blocks_max) {

@@ -98,6 +98,9 @@ bool kvp_cuda_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op 
   cudaStream_t stream = stream_of(queue);
   device->last_stream = stream;
   run->launched_ns = kvp_clock_ns();
+  if (queue->first == run) {
+    kvp_cuda_launch_alone();
+  }
   const cudaError_t code = kvp_cuda_step_launch(device, run, first, stream);
   if (code != cudaSuccess) {
     run_fail(device, run, code);
