@@ -344,8 +344,7 @@ static void signal_run(void *arguments) {
   __atomic_store_n(signal->timeline, signal->value, __ATOMIC_RELEASE);
 }
 
-void kvp_cuda_launch_alone(void) {
-}
+void kvp_cuda_launch_alone(void) {}
 
 cudaError_t kvp_cuda_signal_launch(const struct kvp_cuda_signal *signal, cudaStream_t stream) {
   RETURN_INJECTED("kvp_cuda_signal_launch");
