@@ -53,7 +53,7 @@ static uint64_t load_rows(const kvp_load_params *params) {
 static assembled_load share_load(const kvp_load_params *params, kvp_cuda_counts *counts, bool few, bool by_bulk,
                                  uint32_t resident_blocks) {
   assembled_load load = {};
-  if (load_rows(params) == 0) {
+  if (params == nullptr || load_is_empty(*params)) {
     return load;
   }
   const uint32_t row_bytes = params->layer.geometry->sizes.loaded_row_bytes;

@@ -147,10 +147,10 @@ static const load_entry &choose(const kvp_load_params &params, const load_entry 
 extern "C" cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params, struct kvp_cuda_counts *counts,
                                             cudaStream_t stream) {
   using namespace kvp;
-  bool checked = params->check.entries == nullptr;
-  if (params->segment_count == 0 || (checked && params->rows == 0)) {
+  if (load_is_empty(*params)) {
     return cudaSuccess;
   }
+  bool checked = params->check.entries == nullptr;
   int device;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) {
