@@ -64,16 +64,11 @@ executor=$build/server/executor/kvpool-exec
 
 kvpoolctl=$build/client/kvpoolctl/kvpoolctl
 
-# The GPU, where there is one and the executor was built for it.
-device=host:0
-if [[ ! -e /dev/nvidiactl ]]; then
-  reason="no GPU on this machine"
-elif "$executor" --help 2>&1 | grep -q '^Devices of this build:.*cuda:'; then
-  device=cuda:0
-  reason="a GPU, and an executor built for it"
-else
-  reason="there is a GPU, but no nvcc to build its backend with"
-fi
+# A GPU where the driver, the executor and the GPU itself are good for it, else the host, and the reason.
+{
+  read -r device
+  read -r reason
+} < <("$root/deploy/choose-device.sh" "$kvpoolctl" --executor "$executor")
 
 heading "daemon"
 directory=$(mktemp -d "${TMPDIR:-/tmp}/kvpoold.XXXXXX")
@@ -108,31 +103,39 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-"$kvpoold" --config "$root/deploy/kvpoold.conf" --socket "$socket" --executor "$executor" --device "$device" \
-  >"$log" 2>&1 </dev/null &
-daemon=$!
-for _ in {1..200}; do
-  [[ -S $socket ]] && break
-  if ! kill -0 "$daemon" 2>/dev/null; then
-    break
-  fi
-  sleep 0.05
-done
-if [[ ! -S $socket ]]; then
-  tail -n 20 "$log" >&2
-  echo "quickstart: kvpoold does not listen on $socket" >&2
-  exit 1
-fi
 export KVPOOLD_SOCKET=$socket
 serves() {
   "$kvpoolctl" info --json 2>/dev/null | grep -q '"state": *"serving"'
 }
-# Opening a GPU takes a moment. A device that can't be served ends the daemon, with the reason in its log.
-for _ in {1..300}; do
-  serves || ! kill -0 "$daemon" 2>/dev/null || { sleep 0.1; continue; }
-  break
-done
-"$kvpoolctl" doctor >"$doctor" 2>&1 || true
+
+# start_daemon DEVICE: true when it serves. Opening a GPU takes a moment. A device that can't be served ends the daemon,
+# with the reason in its log.
+start_daemon() {
+  "$kvpoold" --config "$root/deploy/kvpoold.conf" --socket "$socket" --executor "$executor" --device "$1" \
+    >"$log" 2>&1 </dev/null &
+  daemon=$!
+  for _ in {1..300}; do
+    if serves; then
+      return 0
+    fi
+    if ! kill -0 "$daemon" 2>/dev/null; then
+      wait "$daemon" || true
+      daemon=
+      return 1
+    fi
+    sleep 0.1
+  done
+  return 1
+}
+
+if ! start_daemon "$device" && [[ $device == cuda:* && -z $daemon ]]; then
+  # What nobody could know before an executor has opened it.
+  reason="$device can't be served: $(sed -n 's/.* start_failed .*text="\(.*\)"$/\1/p' "$log" | head -n 1)"
+  device=host:0
+  mv "$log" "$directory/kvpoold-gpu.log"
+  start_daemon "$device" || true
+fi
+"$kvpoolctl" doctor --executor "$executor" >"$doctor" 2>&1 || true
 if ! serves; then
   cat "$doctor" >&2
   tail -n 20 "$log" >&2

@@ -3,6 +3,10 @@
  * The supervisor numbers objects; the executor keeps what it was told and nothing else, so that a successor can
  * be told the same. The supervisor holds a duplicate of every fd of every memory.
  *
+ * An executor that can't serve answers HELLO with RESULT, the reason, and exits with status 2. By the status of the
+ * reason: busy, others have to go first; invalid_argument, wrong_device, too_large, unimplemented, version_mismatch:
+ * the next attempt would end the same way, unless somebody changes the host; anything else is an executor that died.
+ *
  * Order: HELLO, READY; then MEMORY_* before the POOL or BUFFER that uses it. The supervisor detaches an object only
  * when no step that uses it is in flight.
  */
@@ -27,11 +31,13 @@ enum kvp_control_kind {
   KVP_CONTROL_RING_ATTACH = 9,    /* kvp_control_ring; fds: enum kvp_control_ring_fd */
   KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
   KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
+  KVP_CONTROL_MEMORY_LOOK = 12,   /* kvp_control_free (nothing of it counts); reply: MEMORY_FREE alone */
   /* executor -> supervisor */
   KVP_CONTROL_READY = 32,         /* kvp_control_ready */
   KVP_CONTROL_MEMORY_CHUNKS = 33, /* kvp_control_chunks + fds */
   KVP_CONTROL_RESULT = 34,        /* struct kvp_error (status ok: done), to the request of that number */
   KVP_CONTROL_RING_FAILED = 35,   /* kvp_control_ring_failed: nonsense in a worker's ring; it isn't served any more */
+  KVP_CONTROL_MEMORY_FREE = 36,   /* kvp_control_free */
 };
 
 struct kvp_control_hello {
@@ -82,6 +88,10 @@ struct kvp_control_buffer {
   uint64_t bytes;
   uint32_t owner; /* session slot */
   uint32_t reserved;
+};
+
+struct kvp_control_free {
+  uint64_t memory_free_bytes; /* of the device, now; 0: it can't be told */
 };
 
 /* A worker's ring. Its steps belong to session slot `owner` and run in queue `queue`, whatever they say themselves.

@@ -13,7 +13,7 @@
 #include "proto/status.h"
 
 #define KVP_CONTROL_MAGIC   UINT32_C(0x6374766b) /* "kvtc" */
-#define KVP_CONTROL_VERSION UINT32_C(1)
+#define KVP_CONTROL_VERSION UINT32_C(2)
 
 struct kvp_fd_message {
   uint32_t kind;

@@ -19,8 +19,10 @@ enum {
   kvp_pools_max = 64,
   kvp_regions_per_pool_max = 16,
   kvp_layers_per_region_max = 1024,
-  kvp_devices_max = 16,
-  kvp_format_width_max = 65536, /* elements of a bf16 record */
+  kvp_devices_max = 16,            /* of one daemon */
+  kvp_host_device_index_max = 255, /* host:255 */
+  kvp_cuda_device_index_max = 63,  /* cuda:63: tables of kernels have an entry for each */
+  kvp_format_width_max = 65536,    /* elements of a bf16 record */
 
   /* sessions */
   kvp_sessions_max = 1024, /* the configuration may lower it; owner entries have room for 65535 */

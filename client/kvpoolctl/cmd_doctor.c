@@ -8,17 +8,24 @@
 #include "client/kvpoolctl/command.h"
 #include "client/kvpoolctl/doctor.h"
 #include "client/kvpoolctl/hint.h"
+#include "client/kvpoolctl/interrupt.h"
 #include "client/kvpoolctl/json.h"
 #include "client/kvpoolctl/text.h"
 
-enum { option_root = 0x100, width_unlimited = 100, name_width = 14, indent = 2 + 8 + 1 + name_width + 1 };
+enum { option_root = 0x100, option_config, option_executor };
+enum { width_unlimited = 100, name_width = 14, indent = 2 + 8 + 1 + name_width + 1 };
 
 struct doctor_arguments {
   const char *root;
+  const char *config;
+  const char *executor;
 };
 
 static const struct argp_option options[] = {
     {"root", option_root, "DIR", 0, "Look for device nodes and for /proc, /sys and /dev/shm below DIR", 0},
+    {"config", option_config, "FILE", 0,
+     "The daemon's configuration; default: " KVPOOL_SYSCONFDIR "/kvpoold/kvpoold.conf where it is there", 0},
+    {"executor", option_executor, "PATH", 0, "The executor, as kvpoold's --executor names it", 0},
     {0},
 };
 
@@ -26,11 +33,19 @@ static const struct argp_option options[] = {
 static error_t take(int key, char *value, void *arguments, const struct argp_state *state) {
   struct doctor_arguments *doctor = arguments;
   (void)state;
-  if (key != option_root) {
+  switch (key) {
+  case option_root:
+    doctor->root = value;
+    return 0;
+  case option_config:
+    doctor->config = value;
+    return 0;
+  case option_executor:
+    doctor->executor = value;
+    return 0;
+  default:
     return ARGP_ERR_UNKNOWN;
   }
-  doctor->root = value;
-  return 0;
 }
 
 static const char *result_name(enum kvp_ctl_finding_result result) {
@@ -65,6 +80,8 @@ static void findings_json(const struct kvp_ctl_doctor *doctor) {
     kvp_ctl_json_append(checks, check);
   }
   kvp_ctl_json_set(document, "checks", checks);
+  kvp_ctl_json_string(document, "device", doctor->device);
+  kvp_ctl_json_string(document, "device_reason", doctor->device_reason);
   kvp_ctl_json_integer(document, "problems", findings_count(doctor, KVP_CTL_FINDING_PROBLEM));
   kvp_ctl_json_integer(document, "warnings", findings_count(doctor, KVP_CTL_FINDING_WARNING));
   kvp_ctl_json_print(doctor->ctl, document);
@@ -121,6 +138,9 @@ static void examine(struct kvp_ctl_doctor *doctor) {
   kvp_ctl_doctor_mps(doctor);
   kvp_ctl_doctor_cuda(doctor);
   kvp_ctl_doctor_gpus(doctor);
+  doctor->area = "programs";
+  kvp_ctl_doctor_programs(doctor);
+  kvp_ctl_doctor_device(doctor);
   doctor->area = "host";
   kvp_ctl_doctor_host(doctor);
   doctor->area = "daemon";
@@ -133,9 +153,16 @@ static int doctor_run(struct kvp_ctl *ctl, int argc, char **argv) {
   if (!kvp_ctl_parse(ctl, &kvp_ctl_doctor_command, argc, argv, &arguments, &exit_status)) {
     return exit_status;
   }
+  struct stat status;
+  if (arguments.root[0] != '\0' && (stat(arguments.root, &status) != 0 || !S_ISDIR(status.st_mode))) {
+    return kvp_ctl_usage(&kvp_ctl_doctor_command, "--root %s: it is no directory", arguments.root);
+  }
+  kvp_ctl_interrupt_watch(ctl);
   struct kvp_ctl_doctor *doctor = kvp_ctl_allocate(1, sizeof *doctor);
   doctor->ctl = ctl;
   doctor->root = arguments.root;
+  doctor->config = arguments.config;
+  doctor->executor = arguments.executor;
   examine(doctor);
   if (ctl->json) {
     findings_json(doctor);
@@ -151,12 +178,16 @@ const struct kvp_ctl_command kvp_ctl_doctor_command = {
     .name = "doctor",
     .summary = "checks this host and its daemon, and says what to do",
     .details =
-        "GPU driver, device nodes, MPS, limits, shared memory, the socket, and the daemon where one answers; none "
-        "is needed. Run it as the daemon's user: permissions and limits are a user's. A host without a GPU is no "
-        "problem, the host backend serves. Exit status: 0 no problem, 1 a problem; warnings are none.\n\n"
+        "GPU driver, device nodes, MPS, the daemon's configuration and executor, limits, shared memory, the socket, "
+        "and the daemon where one answers; none is needed. Run it as the daemon's user and with its environment: "
+        "permissions, limits and CUDA_VISIBLE_DEVICES are a user's. Nothing holds it: what doesn't answer within "
+        "twice --timeout is told as that. A host without a GPU is no problem, the host backend serves. The document "
+        "of --json also says which `device` kvpoold could serve here, and the reason. Exit status: 0 no problem, 1 a "
+        "problem; warnings are none.\n\n"
         "Examples:\n"
         "  kvpoolctl doctor\n"
         "  sudo -u kvpoold kvpoolctl doctor\n"
+        "  kvpoolctl doctor --config /etc/kvpoold/kvpoold.conf\n"
         "  kvpoolctl doctor --json | jq '.checks[] | select(.result == \"problem\")'",
     .options = options,
     .take = take,

@@ -9,12 +9,13 @@
 #include "client/kvpoolctl/text.h"
 
 static const char *state_name(kvpool_device_state state) {
-  static const char *const names[] = {"starting", "serving", "restarting", "stopped", "waiting"};
+  static const char *const names[] = {"starting", "serving", "restarting", "stopped", "waiting", "refused"};
   return (unsigned)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
 }
 
 static enum kvp_ctl_role state_role(kvpool_device_state state) {
-  return state == KVPOOL_DEVICE_SERVING ? KVP_CTL_GOOD : state == KVPOOL_DEVICE_STOPPED ? KVP_CTL_BAD : KVP_CTL_WARN;
+  bool is_bad = state == KVPOOL_DEVICE_STOPPED || state == KVPOOL_DEVICE_REFUSED;
+  return state == KVPOOL_DEVICE_SERVING ? KVP_CTL_GOOD : is_bad ? KVP_CTL_BAD : KVP_CTL_WARN;
 }
 
 static enum kvp_ctl_role memory_role(uint64_t used, uint64_t limit) {
@@ -151,8 +152,9 @@ static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *i
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
     if (device->waiting_for[0] != '\0') {
-      kvp_ctl_print("%s%s waits: %s%s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_WARN), device->name,
-                    device->waiting_for, kvp_ctl_terminal_reset(&ctl->terminal));
+      kvp_ctl_print("%s%s %s: %s%s\n", kvp_ctl_terminal_role(&ctl->terminal, state_role(device->state)), device->name,
+                    device->state == KVPOOL_DEVICE_REFUSED ? "can't be served" : "waits", device->waiting_for,
+                    kvp_ctl_terminal_reset(&ctl->terminal));
     }
   }
   kvp_ctl_print("\n");
@@ -223,8 +225,8 @@ const struct kvp_ctl_command kvp_ctl_info = {
     .summary = "the daemon, its devices and memory, the formats it knows",
     .details =
         "Memory: LIMIT is what pools and buffers may take together, LEFT what of it is free; each of their memories "
-        "takes whole pieces of the device (2 MiB of a GPU). OTHERS is what contexts and other processes had in use "
-        "when the device's executor started.\n\n"
+        "takes whole pieces of the device (2 MiB of a GPU). OTHERS is what contexts and other processes have in use, "
+        "as of the last two seconds.\n\n"
         "Examples:\n"
         "  kvpoolctl info\n"
         "  kvpoolctl info --json | jq '.devices[] | select(.state != \"serving\")'",

@@ -2,25 +2,24 @@
 #include <stdlib.h>
 
 #include "client/kvpoolctl/hint.h"
-#include "client/kvpoolctl/plan_arguments.h"
-#include "client/kvpoolctl/table.h"
+#include "client/kvpoolctl/plan_command.h"
 #include "client/kvpoolctl/text.h"
 
-static const struct argp_option new_options[] = {
-    {"sequence", kvp_ctl_plan_sequence, "K,Q[,BLOCKS]", 0,
-     "seqlen_k (tokens after this chunk), seqlen_q (tokens of this chunk), and the block table; several are "
-     "allowed. Default of the tables: consecutive blocks from 0 on, over all sequences",
-     0},
-    {"ratio", kvp_ctl_plan_ratio, "R", 0, "Compression ratio; default: 1", 0},
-    {0}};
+#define NEW_OPTIONS                                                                                                  \
+  {"sequence",                                                                                                       \
+   kvp_ctl_plan_sequence,                                                                                            \
+   "K,Q[,BLOCKS]",                                                                                                   \
+   0,                                                                                                                \
+   "seqlen_k (tokens after this chunk), seqlen_q (tokens of this chunk), and the block table; several are "          \
+   "allowed. Default of the tables: consecutive blocks from 0 on, over all sequences",                               \
+   0},                                                                                                               \
+  {                                                                                                                  \
+    "ratio", kvp_ctl_plan_ratio, "R", 0, "Compression ratio; default: 1", 0                                          \
+  }
+
+static const struct argp_option new_options[] = {NEW_OPTIONS, {0}};
 static const struct argp_option batch_options[] = {
-    {"sequence", kvp_ctl_plan_sequence, "K,Q[,BLOCKS]", 0,
-     "seqlen_k (tokens after this chunk), seqlen_q (tokens of this chunk), and the block table; several are "
-     "allowed. Default of the tables: consecutive blocks from 0 on, over all sequences",
-     0},
-    {"ratio", kvp_ctl_plan_ratio, "R", 0, "Compression ratio; default: 1", 0},
-    {"per-block", kvp_ctl_plan_per_block, "TOKENS", 0, "The region's tokens per block", 0},
-    {0}};
+    NEW_OPTIONS, {"per-block", kvp_ctl_plan_per_block, "TOKENS", 0, "The region's tokens per block", 0}, {0}};
 
 static int tables_complete(const struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
   int32_t next = 0;
@@ -85,10 +84,13 @@ struct batch_plan {
   int64_t total_k;
 };
 
-static int batch_plan_init(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan,
-                           struct batch_plan *out) {
+static int batch_plan_init(const struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan, struct batch_plan *out) {
   kvpool_error error;
+  int exit_status = tables_complete(ctl, plan);
   *out = (struct batch_plan){.cu_seqlens = kvp_ctl_allocate(plan->sequence_count + 1, sizeof out->cu_seqlens[0])};
+  if (exit_status != KVP_CTL_OK) {
+    return exit_status;
+  }
   kvpool_status status =
       kvpool_plan_compressed(plan->sequences, plan->sequence_count, (uint32_t)plan->ratio, (uint32_t)plan->per_block,
                              out->cu_seqlens, NULL, 0, &out->segment_count, &out->total_k, &error);
@@ -113,7 +115,7 @@ static int compressed_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *p
     json_t *document = json_object();
     kvp_ctl_json_set(document, "cu_seqlens", kvp_ctl_json_int32_array(batch.cu_seqlens, plan->sequence_count + 1));
     kvp_ctl_json_integer(document, "total_k", batch.total_k);
-    kvp_ctl_json_set(document, "segments", kvp_ctl_plan_segments_json(batch.segments, batch.segment_count));
+    kvp_ctl_json_set(document, "segments", kvp_ctl_plan_rows_json(batch.segments, batch.segment_count, 4));
     kvp_ctl_json_print(ctl, document);
   } else if (exit_status == KVP_CTL_OK) {
     static const char *const columns[] = {">SEQUENCE", ">SEQLEN_K", ">COMPRESSED", ">ROWS"};
@@ -136,25 +138,16 @@ static int compressed_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *p
   return exit_status;
 }
 
-static void visible_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const int32_t *ks,
-                          const int32_t *ke) {
-  static const char *const columns[] = {">ROW", ">SEQUENCE", ">POSITION", ">KS", ">KE", ">VISIBLE"};
-  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
-  size_t row = 0;
-  for (size_t i = 0; i < plan->sequence_count; i++) {
-    const kvpool_sequence *sequence = &plan->sequences[i];
-    for (int64_t position = sequence->seqlen_k - sequence->seqlen_q; position < sequence->seqlen_k;
-         position++, row++) {
-      kvp_ctl_table_row(table);
-      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", row);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", i);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)position);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", ks[row]);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", ke[row]);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", ke[row] - ks[row]);
-    }
-  }
-  kvp_ctl_table_print(table);
+struct visible {
+  int32_t *ks;
+  int32_t *ke;
+};
+
+static void visible_cells(struct kvp_ctl_table *table, const void *rows, size_t row) {
+  const struct visible *visible = rows;
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", visible->ks[row]);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", visible->ke[row]);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", visible->ke[row] - visible->ks[row]);
 }
 
 static int visible_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
@@ -169,66 +162,59 @@ static int visible_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan
                           kvp_ctl_plan_rows_max);
   }
   struct batch_plan batch;
-  int32_t *ks = kvp_ctl_allocate(rows, sizeof ks[0]);
-  int32_t *ke = kvp_ctl_allocate(rows, sizeof ke[0]);
+  static const char *const columns[] = {">KS", ">KE", ">VISIBLE"};
+  const struct visible visible = {.ks = kvp_ctl_allocate(rows, sizeof visible.ks[0]),
+                                  .ke = kvp_ctl_allocate(rows, sizeof visible.ke[0])};
   int exit_status = batch_plan_init(ctl, plan, &batch);
   kvpool_error error;
   if (exit_status == KVP_CTL_OK &&
       kvpool_plan_compressed_visible(plan->sequences, plan->sequence_count, (uint32_t)plan->ratio, batch.cu_seqlens,
-                                     ks, ke, rows, &error) != KVPOOL_OK) {
+                                     visible.ks, visible.ke, rows, &error) != KVPOOL_OK) {
     exit_status = kvp_ctl_fail(ctl, &error);
   } else if (exit_status == KVP_CTL_OK && ctl->json) {
     json_t *document = json_object();
-    kvp_ctl_json_set(document, "ks", kvp_ctl_json_int32_array(ks, rows));
-    kvp_ctl_json_set(document, "ke", kvp_ctl_json_int32_array(ke, rows));
+    kvp_ctl_json_set(document, "ks", kvp_ctl_json_int32_array(visible.ks, rows));
+    kvp_ctl_json_set(document, "ke", kvp_ctl_json_int32_array(visible.ke, rows));
     kvp_ctl_json_print(ctl, document);
   } else if (exit_status == KVP_CTL_OK) {
-    visible_print(ctl, plan, ks, ke);
+    kvp_ctl_plan_queries_print(ctl, plan, columns, sizeof columns / sizeof columns[0], visible_cells, &visible);
   }
   batch_plan_deinit(&batch);
-  free(ke);
-  free(ks);
+  free(visible.ke);
+  free(visible.ks);
   return exit_status;
 }
 
-/* per_block: the default; 0: has to be given. */
-static int batch_run(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
-                     bool has_blocks, uint32_t per_block,
-                     int (*plan_and_tell)(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan)) {
-  struct kvp_ctl_plan_arguments *plan = kvp_ctl_allocate(1, sizeof *plan);
-  plan->command = command;
-  plan->ratio = 1;
-  plan->per_block = per_block;
-  int exit_status;
-  if (!kvp_ctl_parse(ctl, command, argc, argv, plan, &exit_status)) {
-    goto out;
-  }
-  if (plan->sequence_count == 0 || (has_blocks && plan->per_block == 0)) {
-    exit_status =
-        kvp_ctl_usage(command, has_blocks ? "--sequence and --per-block are needed" : "--sequence is needed");
-    goto out;
-  }
-  exit_status = has_blocks ? tables_complete(ctl, plan) : KVP_CTL_OK;
-  exit_status = exit_status == KVP_CTL_OK ? plan_and_tell(ctl, plan) : exit_status;
-out:
-  for (size_t i = 0; i < kvp_ctl_plan_sequences_max; i++) {
-    kvp_ctl_list_deinit(&plan->tables[i]);
-  }
-  free(plan);
-  return exit_status;
+static bool has_sequences(const struct kvp_ctl_plan_arguments *plan) {
+  return plan->sequence_count > 0;
+}
+
+static bool has_blocks(const struct kvp_ctl_plan_arguments *plan) {
+  return plan->sequence_count > 0 && plan->per_block > 0;
 }
 
 static int new_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return batch_run(ctl, &kvp_ctl_plan_new, argc, argv, false, 0, new_plan);
+  const struct kvp_ctl_plan_command kind = {
+      .command = &kvp_ctl_plan_new, .needed = "--sequence is needed", .is_complete = has_sequences, .run = new_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 static int compressed_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return batch_run(ctl, &kvp_ctl_plan_compressed, argc, argv, true, 0, compressed_plan);
+  const struct kvp_ctl_plan_command kind = {.command = &kvp_ctl_plan_compressed,
+                                            .needed = "--sequence and --per-block are needed",
+                                            .is_complete = has_blocks,
+                                            .run = compressed_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 static int visible_run(struct kvp_ctl *ctl, int argc, char **argv) {
   /* The columns don't depend on how tokens lie in blocks: one block a sequence is as good as any. */
-  return batch_run(ctl, &kvp_ctl_plan_visible, argc, argv, true, INT32_MAX, visible_plan);
+  const struct kvp_ctl_plan_command kind = {.command = &kvp_ctl_plan_visible,
+                                            .needed = "--sequence and --per-block are needed",
+                                            .is_complete = has_blocks,
+                                            .per_block = INT32_MAX,
+                                            .run = visible_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 const struct kvp_ctl_command kvp_ctl_plan_new = {

@@ -2,8 +2,7 @@
 #include <stdlib.h>
 
 #include "client/kvpoolctl/hint.h"
-#include "client/kvpoolctl/plan_arguments.h"
-#include "client/kvpoolctl/table.h"
+#include "client/kvpoolctl/plan_command.h"
 #include "client/kvpoolctl/text.h"
 
 static const struct argp_option mirror_options[] = {
@@ -62,55 +61,37 @@ static void mirror_json(const struct kvp_ctl *ctl, const struct mirror *mirror, 
   kvp_ctl_json_print(ctl, document);
 }
 
+static void local_cells(struct kvp_ctl_table *table, const void *context, size_t first, size_t rows) {
+  const uint64_t *rank = context;
+  kvp_ctl_table_cell(table, KVP_CTL_DIM, "%llu", (unsigned long long)*rank);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu-%zu", first, first + rows - 1);
+}
+
 static void local_print(const struct kvp_ctl *ctl, const struct mirror *mirror, uint64_t ranks) {
   static const char *const columns[] = {">RANK", ">LOCAL ROWS", ">ROWS", ">CHUNK ROWS"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (uint64_t rank = 0; rank < ranks; rank++) {
-    const int32_t *local = mirror->local + rank * mirror->local_rows;
-    for (size_t begin = 0; begin < mirror->local_rows;) {
-      size_t rows = kvp_ctl_plan_run(local + begin, mirror->local_rows - begin);
-      kvp_ctl_table_row(table);
-      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%llu", (unsigned long long)rank);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu-%zu", begin, begin + rows - 1);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", rows);
-      if (local[begin] < 0) {
-        kvp_ctl_table_cell(table, KVP_CTL_WARN, "padding");
-      } else {
-        kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d-%d", local[begin], local[begin + rows - 1]);
-      }
-      begin += rows;
-    }
+    kvp_ctl_plan_runs_print(table, mirror->local + rank * mirror->local_rows, mirror->local_rows, "padding",
+                            local_cells, &rank);
   }
   kvp_ctl_table_print(table);
+}
+
+static void reverse_cells(struct kvp_ctl_table *table, const void *context, size_t first, size_t rows) {
+  (void)context;
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu-%zu", first, first + rows - 1);
 }
 
 static void reverse_print(const struct kvp_ctl *ctl, const struct mirror *mirror) {
   static const char *const columns[] = {">CHUNK ROWS", ">ROWS", ">GATHERED ROWS"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
-  for (size_t begin = 0; begin < mirror->chunk_rows;) {
-    size_t rows = kvp_ctl_plan_run(mirror->reverse + begin, mirror->chunk_rows - begin);
-    kvp_ctl_table_row(table);
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu-%zu", begin, begin + rows - 1);
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", rows);
-    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d-%d", mirror->reverse[begin], mirror->reverse[begin + rows - 1]);
-    begin += rows;
-  }
+  kvp_ctl_plan_runs_print(table, mirror->reverse, mirror->chunk_rows, "", reverse_cells, NULL); /* none is negative */
   kvp_ctl_table_print(table);
 }
 
-static int mirror_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  struct kvp_ctl_plan_arguments *plan = kvp_ctl_allocate(1, sizeof *plan);
-  struct mirror mirror = {0};
-  int exit_status;
-  plan->command = &kvp_ctl_plan_mirror;
-  if (!kvp_ctl_parse(ctl, plan->command, argc, argv, plan, &exit_status)) {
-    goto out;
-  }
-  if (plan->sequence_count == 0 || plan->ranks == 0) {
-    exit_status = kvp_ctl_usage(plan->command, "--chunk and --ranks are needed");
-    goto out;
-  }
-  exit_status = mirror_init(ctl, plan, &mirror);
+static int mirror_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  struct mirror mirror;
+  int exit_status = mirror_init(ctl, plan, &mirror);
   if (exit_status == KVP_CTL_OK && ctl->json) {
     mirror_json(ctl, &mirror, plan->ranks);
   } else if (exit_status == KVP_CTL_OK) {
@@ -120,10 +101,20 @@ static int mirror_run(struct kvp_ctl *ctl, int argc, char **argv) {
     kvp_ctl_print("%zu row%s, %zu on each of %llu rank%s\n", mirror.chunk_rows, kvp_ctl_plural(mirror.chunk_rows),
                   mirror.local_rows, (unsigned long long)plan->ranks, kvp_ctl_plural(plan->ranks));
   }
-out:
   mirror_deinit(&mirror);
-  free(plan);
   return exit_status;
+}
+
+static bool is_complete(const struct kvp_ctl_plan_arguments *plan) {
+  return plan->sequence_count > 0 && plan->ranks > 0;
+}
+
+static int mirror_run(struct kvp_ctl *ctl, int argc, char **argv) {
+  const struct kvp_ctl_plan_command kind = {.command = &kvp_ctl_plan_mirror,
+                                            .needed = "--chunk and --ranks are needed",
+                                            .is_complete = is_complete,
+                                            .run = mirror_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 const struct kvp_ctl_command kvp_ctl_plan_mirror = {

@@ -1,9 +1,5 @@
 /* plan swa, plan store, plan pivots, plan decode: the sliding windows of a batch. No daemon. */
-#include <stdlib.h>
-
-#include "client/kvpoolctl/hint.h"
-#include "client/kvpoolctl/plan_arguments.h"
-#include "client/kvpoolctl/table.h"
+#include "client/kvpoolctl/plan_command.h"
 #include "client/kvpoolctl/text.h"
 
 #define SEQUENCE_OPTION                                                                                              \
@@ -23,94 +19,76 @@ static const struct argp_option ring_options[] = {SEQUENCE_OPTION, WINDOW_OPTION
 static const struct argp_option store_options[] = {SEQUENCE_OPTION, RING_OPTION, {0}};
 static const struct argp_option pivots_options[] = {SEQUENCE_OPTION, WINDOW_OPTION, {0}};
 
-/* What the sizing call has given is as much as this program plans for. */
-static int rows_check(const struct kvp_ctl *ctl, size_t rows) {
-  return rows <= kvp_ctl_plan_rows_max
-             ? KVP_CTL_OK
-             : kvp_ctl_refuse(ctl, NULL, "%zu rows; this program plans for at most %d", rows, kvp_ctl_plan_rows_max);
-}
-
 /* ---- plan swa ---------------------------------------------------------------------------------------------------
  */
 
-static int swa_plan(struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan) {
-  kvpool_segment *segments = kvp_ctl_allocate(3 * plan->sequence_count, sizeof segments[0]);
-  size_t count = 0;
-  int64_t total_k = 0;
-  kvpool_error error;
-  int exit_status = KVP_CTL_OK;
-  if (kvpool_plan_swa(plan->rings, plan->sequence_count, (uint32_t)plan->window, (uint32_t)plan->ring, segments,
-                      3 * plan->sequence_count, &count, &total_k, &error) != KVPOOL_OK) {
-    exit_status = kvp_ctl_fail(ctl, &error);
-  } else if (ctl->json) {
-    json_t *document = json_object();
-    kvp_ctl_json_integer(document, "total_k", total_k);
-    kvp_ctl_json_set(document, "segments", kvp_ctl_plan_segments_json(segments, count));
-    kvp_ctl_json_print(ctl, document);
-  } else {
-    kvp_ctl_plan_segments_print(ctl, segments, count);
-    kvp_ctl_print("%zu segment%s, total_k %lld\n", count, kvp_ctl_plural(count), (long long)total_k);
-  }
-  free(segments);
-  return exit_status;
+static kvpool_status swa_make(struct kvp_ctl_plan_arguments *plan, void *out, size_t out_max, size_t *count,
+                              kvpool_error *error) {
+  return kvpool_plan_swa(plan->rings, plan->sequence_count, (uint32_t)plan->window, (uint32_t)plan->ring, out,
+                         out_max, count, &plan->total_k, error);
+}
+
+static void swa_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const void *rows,
+                      size_t count) {
+  kvp_ctl_plan_segments_print(ctl, rows, count);
+  kvp_ctl_print("%zu segment%s, total_k %lld\n", count, kvp_ctl_plural(count), (long long)plan->total_k);
+}
+
+static int swa_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  static const struct kvp_ctl_plan_rows kind = {
+      .key = "segments", .width = 4, .make = swa_make, .print = swa_print, .has_total_k = true};
+  return kvp_ctl_plan_rows_tell(ctl, plan, &kind);
 }
 
 /* ---- plan store -------------------------------------------------------------------------------------------------
  */
 
+static kvpool_status store_make(struct kvp_ctl_plan_arguments *plan, void *out, size_t out_max, size_t *count,
+                                kvpool_error *error) {
+  return kvpool_plan_swa_slots(plan->rings, plan->sequence_count, (uint32_t)plan->ring, out, out_max, count, error);
+}
+
+struct chunk {
+  size_t index;
+  const kvpool_swa_sequence *sequence;
+};
+
+static void chunk_cells(struct kvp_ctl_table *table, const void *context, size_t first, size_t rows) {
+  const struct chunk *chunk = context;
+  const int64_t token = chunk->sequence->seqlen_k - chunk->sequence->seqlen_q + (int64_t)first;
+  kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", chunk->index);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", chunk->sequence->state_id);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld-%lld", (long long)token, (long long)token + (long long)rows - 1);
+}
+
 /* A line for every piece of a chunk whose slots run on. */
-static void store_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const int32_t *slots) {
+static void store_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const void *rows,
+                        size_t count) {
   static const char *const columns[] = {">SEQUENCE", ">BLOCK", ">TOKENS", ">ROWS", ">SLOTS"};
+  const int32_t *slots = rows;
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
+  (void)count;
   for (size_t i = 0; i < plan->sequence_count; i++) {
-    const kvpool_swa_sequence *sequence = &plan->rings[i];
-    for (int64_t begin = 0; begin < sequence->seqlen_q;) {
-      int64_t token = sequence->seqlen_k - sequence->seqlen_q + begin;
-      size_t rows = kvp_ctl_plan_run(slots + begin, (size_t)(sequence->seqlen_q - begin));
-      kvp_ctl_table_row(table);
-      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", i);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", sequence->state_id);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld-%lld", (long long)token, (long long)token + (long long)rows - 1);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", rows);
-      if (slots[begin] < 0) {
-        kvp_ctl_table_cell(table, KVP_CTL_WARN, "not stored");
-      } else {
-        kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d-%d", slots[begin], slots[begin + (int64_t)rows - 1]);
-      }
-      begin += (int64_t)rows;
-    }
-    slots += sequence->seqlen_q;
+    const struct chunk chunk = {i, &plan->rings[i]};
+    kvp_ctl_plan_runs_print(table, slots, (size_t)plan->rings[i].seqlen_q, "not stored", chunk_cells, &chunk);
+    slots += plan->rings[i].seqlen_q;
   }
   kvp_ctl_table_print(table);
 }
 
-static int store_plan(struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan) {
-  const uint32_t ring = (uint32_t)plan->ring;
-  size_t count = 0;
-  kvpool_error error;
-  if (kvpool_plan_swa_slots(plan->rings, plan->sequence_count, ring, NULL, 0, &count, &error) != KVPOOL_OK) {
-    return kvp_ctl_fail(ctl, &error);
-  }
-  int exit_status = rows_check(ctl, count);
-  if (exit_status != KVP_CTL_OK) {
-    return exit_status;
-  }
-  int32_t *slots = kvp_ctl_allocate(count, sizeof slots[0]);
-  if (kvpool_plan_swa_slots(plan->rings, plan->sequence_count, ring, slots, count, &count, &error) != KVPOOL_OK) {
-    exit_status = kvp_ctl_fail(ctl, &error);
-  } else if (ctl->json) {
-    json_t *document = json_object();
-    kvp_ctl_json_set(document, "slots", kvp_ctl_json_int32_array(slots, count));
-    kvp_ctl_json_print(ctl, document);
-  } else {
-    store_print(ctl, plan, slots);
-  }
-  free(slots);
-  return exit_status;
+static int store_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  static const struct kvp_ctl_plan_rows kind = {.key = "slots", .width = 1, .make = store_make, .print = store_print};
+  return kvp_ctl_plan_rows_tell(ctl, plan, &kind);
 }
 
 /* ---- plan pivots ------------------------------------------------------------------------------------------------
  */
+
+static kvpool_status pivots_make(struct kvp_ctl_plan_arguments *plan, void *out, size_t out_max, size_t *count,
+                                 kvpool_error *error) {
+  return kvpool_plan_swa_pivots(plan->rings, plan->sequence_count, (uint32_t)plan->window, out, out_max, count,
+                                error);
+}
 
 static void columns_cell(struct kvp_ctl_table *table, int32_t begin, int32_t count) {
   if (count == 0) {
@@ -120,155 +98,97 @@ static void columns_cell(struct kvp_ctl_table *table, int32_t begin, int32_t cou
   }
 }
 
-static void pivots_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan,
-                         const kvpool_swa_pivot *pivots) {
-  static const char *const columns[] = {">ROW",           ">SEQUENCE", ">POSITION", ">HISTORY COLUMNS",
-                                        ">CHUNK COLUMNS", ">KEYS"};
-  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
-  size_t row = 0;
-  for (size_t i = 0; i < plan->sequence_count; i++) {
-    const kvpool_swa_sequence *sequence = &plan->rings[i];
-    for (int64_t position = sequence->seqlen_k - sequence->seqlen_q; position < sequence->seqlen_k;
-         position++, row++) {
-      kvp_ctl_table_row(table);
-      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", row);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", i);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)position);
-      columns_cell(table, pivots[row].offset1, pivots[row].len1);
-      columns_cell(table, pivots[row].offset2, pivots[row].len2);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", pivots[row].len1 + pivots[row].len2);
-    }
-  }
-  kvp_ctl_table_print(table);
+static void pivot_cells(struct kvp_ctl_table *table, const void *rows, size_t row) {
+  const kvpool_swa_pivot *pivot = (const kvpool_swa_pivot *)rows + row;
+  columns_cell(table, pivot->offset1, pivot->len1);
+  columns_cell(table, pivot->offset2, pivot->len2);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", pivot->len1 + pivot->len2);
 }
 
-static json_t *pivots_json(const kvpool_swa_pivot *pivots, size_t count) {
-  json_t *array = json_array();
-  for (size_t i = 0; i < count; i++) {
-    const int32_t pivot[4] = {pivots[i].offset1, pivots[i].len1, pivots[i].offset2, pivots[i].len2};
-    kvp_ctl_json_append(array, kvp_ctl_json_int32_array(pivot, 4));
-  }
-  return array;
+static void pivots_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const void *rows,
+                         size_t count) {
+  static const char *const columns[] = {">HISTORY COLUMNS", ">CHUNK COLUMNS", ">KEYS"};
+  (void)count;
+  kvp_ctl_plan_queries_print(ctl, plan, columns, sizeof columns / sizeof columns[0], pivot_cells, rows);
 }
 
-static int pivots_plan(struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan) {
-  const uint32_t window = (uint32_t)plan->window;
-  size_t count = 0;
-  kvpool_error error;
-  if (kvpool_plan_swa_pivots(plan->rings, plan->sequence_count, window, NULL, 0, &count, &error) != KVPOOL_OK) {
-    return kvp_ctl_fail(ctl, &error);
-  }
-  int exit_status = rows_check(ctl, count);
-  if (exit_status != KVP_CTL_OK) {
-    return exit_status;
-  }
-  kvpool_swa_pivot *pivots = kvp_ctl_allocate(count, sizeof pivots[0]);
-  if (kvpool_plan_swa_pivots(plan->rings, plan->sequence_count, window, pivots, count, &count, &error) != KVPOOL_OK) {
-    exit_status = kvp_ctl_fail(ctl, &error);
-  } else if (ctl->json) {
-    json_t *document = json_object();
-    kvp_ctl_json_set(document, "pivots", pivots_json(pivots, count));
-    kvp_ctl_json_print(ctl, document);
-  } else {
-    pivots_print(ctl, plan, pivots);
-  }
-  free(pivots);
-  return exit_status;
+static int pivots_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  static const struct kvp_ctl_plan_rows kind = {
+      .key = "pivots", .width = 4, .make = pivots_make, .print = pivots_print};
+  return kvp_ctl_plan_rows_tell(ctl, plan, &kind);
 }
 
 /* ---- plan decode ------------------------------------------------------------------------------------------------
  */
 
-static void windows_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan,
-                          const kvpool_swa_window *windows) {
-  static const char *const columns[] = {">ROW", ">SEQUENCE", ">POSITION", ">START SLOT", ">VALID LENGTH"};
-  struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
-  size_t row = 0;
-  for (size_t i = 0; i < plan->sequence_count; i++) {
-    const kvpool_swa_sequence *sequence = &plan->rings[i];
-    for (int64_t position = sequence->seqlen_k - sequence->seqlen_q; position < sequence->seqlen_k;
-         position++, row++) {
-      kvp_ctl_table_row(table);
-      kvp_ctl_table_cell(table, KVP_CTL_DIM, "%zu", row);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%zu", i);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%lld", (long long)position);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", windows[row].start_slot);
-      kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", windows[row].valid_length);
-    }
-  }
-  kvp_ctl_table_print(table);
+static kvpool_status decode_make(struct kvp_ctl_plan_arguments *plan, void *out, size_t out_max, size_t *count,
+                                 kvpool_error *error) {
+  return kvpool_plan_swa_decode(plan->rings, plan->sequence_count, (uint32_t)plan->window, (uint32_t)plan->ring, out,
+                                out_max, count, error);
 }
 
-static json_t *windows_json(const kvpool_swa_window *windows, size_t count) {
-  json_t *array = json_array();
-  for (size_t i = 0; i < count; i++) {
-    const int32_t window[2] = {windows[i].start_slot, windows[i].valid_length};
-    kvp_ctl_json_append(array, kvp_ctl_json_int32_array(window, 2));
-  }
-  return array;
+static void window_cells(struct kvp_ctl_table *table, const void *rows, size_t row) {
+  const kvpool_swa_window *window = (const kvpool_swa_window *)rows + row;
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", window->start_slot);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%d", window->valid_length);
 }
 
-static int decode_plan(struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan) {
-  const uint32_t window = (uint32_t)plan->window, ring = (uint32_t)plan->ring;
-  size_t count = 0;
-  kvpool_error error;
-  if (kvpool_plan_swa_decode(plan->rings, plan->sequence_count, window, ring, NULL, 0, &count, &error) != KVPOOL_OK) {
-    return kvp_ctl_fail(ctl, &error);
-  }
-  int exit_status = rows_check(ctl, count);
-  if (exit_status != KVP_CTL_OK) {
-    return exit_status;
-  }
-  kvpool_swa_window *windows = kvp_ctl_allocate(count, sizeof windows[0]);
-  if (kvpool_plan_swa_decode(plan->rings, plan->sequence_count, window, ring, windows, count, &count, &error) !=
-      KVPOOL_OK) {
-    exit_status = kvp_ctl_fail(ctl, &error);
-  } else if (ctl->json) {
-    json_t *document = json_object();
-    kvp_ctl_json_set(document, "offset_len", windows_json(windows, count));
-    kvp_ctl_json_print(ctl, document);
-  } else {
-    windows_print(ctl, plan, windows);
-  }
-  free(windows);
-  return exit_status;
+static void decode_print(const struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan, const void *rows,
+                         size_t count) {
+  static const char *const columns[] = {">START SLOT", ">VALID LENGTH"};
+  (void)count;
+  kvp_ctl_plan_queries_print(ctl, plan, columns, sizeof columns / sizeof columns[0], window_cells, rows);
+}
+
+static int decode_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
+  static const struct kvp_ctl_plan_rows kind = {
+      .key = "offset_len", .width = 2, .make = decode_make, .print = decode_print};
+  return kvp_ctl_plan_rows_tell(ctl, plan, &kind);
 }
 
 /* ---- the commands -----------------------------------------------------------------------------------------------
  */
 
-/* needed: for the text; window and ring where the command has them. */
-static int ring_run(struct kvp_ctl *ctl, const struct kvp_ctl_command *command, int argc, char **argv,
-                    const char *needed,
-                    int (*plan_and_tell)(struct kvp_ctl *ctl, const struct kvp_ctl_plan_arguments *plan)) {
-  struct kvp_ctl_plan_arguments *plan = kvp_ctl_allocate(1, sizeof *plan);
-  plan->command = command;
-  int exit_status;
-  if (kvp_ctl_parse(ctl, command, argc, argv, plan, &exit_status)) {
-    bool lacks_window = plan->window == 0 && command != &kvp_ctl_plan_store;
-    bool lacks_ring = plan->ring == 0 && command != &kvp_ctl_plan_pivots;
-    exit_status = plan->sequence_count == 0 || lacks_window || lacks_ring
-                      ? kvp_ctl_usage(command, "%s are needed", needed)
-                      : plan_and_tell(ctl, plan);
-  }
-  free(plan);
-  return exit_status;
+static bool has_window(const struct kvp_ctl_plan_arguments *plan) {
+  return plan->sequence_count > 0 && plan->window > 0;
 }
 
+static bool has_ring(const struct kvp_ctl_plan_arguments *plan) {
+  return plan->sequence_count > 0 && plan->ring > 0;
+}
+
+static bool has_both(const struct kvp_ctl_plan_arguments *plan) {
+  return has_window(plan) && has_ring(plan);
+}
+
+static const char both_needed[] = "--sequence, --window and --ring are needed";
+
 static int swa_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return ring_run(ctl, &kvp_ctl_plan_swa, argc, argv, "--sequence, --window and --ring", swa_plan);
+  const struct kvp_ctl_plan_command kind = {
+      .command = &kvp_ctl_plan_swa, .needed = both_needed, .is_complete = has_both, .run = swa_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 static int store_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return ring_run(ctl, &kvp_ctl_plan_store, argc, argv, "--sequence and --ring", store_plan);
+  const struct kvp_ctl_plan_command kind = {.command = &kvp_ctl_plan_store,
+                                            .needed = "--sequence and --ring are needed",
+                                            .is_complete = has_ring,
+                                            .run = store_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 static int pivots_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return ring_run(ctl, &kvp_ctl_plan_pivots, argc, argv, "--sequence and --window", pivots_plan);
+  const struct kvp_ctl_plan_command kind = {.command = &kvp_ctl_plan_pivots,
+                                            .needed = "--sequence and --window are needed",
+                                            .is_complete = has_window,
+                                            .run = pivots_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 static int decode_run(struct kvp_ctl *ctl, int argc, char **argv) {
-  return ring_run(ctl, &kvp_ctl_plan_decode, argc, argv, "--sequence, --window and --ring", decode_plan);
+  const struct kvp_ctl_plan_command kind = {
+      .command = &kvp_ctl_plan_decode, .needed = both_needed, .is_complete = has_both, .run = decode_plan};
+  return kvp_ctl_plan_command_run(ctl, argc, argv, &kind);
 }
 
 const struct kvp_ctl_command kvp_ctl_plan_swa = {

@@ -14,6 +14,7 @@ const struct kvp_ctl *kvp_ctl_this;
 int kvp_ctl_connect(struct kvp_ctl *ctl) {
   const kvpool_connect_options options = {.size_bytes = sizeof options, .timeout_ms = ctl->timeout_ms};
   kvpool_error error;
+  kvp_ctl_interrupt_watch(ctl);
   if (kvpool_client_connect(ctl->socket, &options, &ctl->client, &error) == KVPOOL_OK) {
     kvp_ctl_interrupt_client(ctl->client);
     return KVP_CTL_OK;

@@ -1,19 +1,13 @@
-/* Findings, and what the checks share. */
+/* Findings, and the files that the checks read. */
 #include "client/kvpoolctl/doctor.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-enum { probe_ms = 20000 };
 
 struct kvp_ctl_finding *kvp_ctl_doctor_add(struct kvp_ctl_doctor *doctor, enum kvp_ctl_finding_result result,
                                            const char *name, const char *format, ...) {
@@ -46,10 +40,41 @@ bool kvp_ctl_doctor_has(const struct kvp_ctl_doctor *doctor, const char *path) {
   return access(full, F_OK) == 0;
 }
 
-bool kvp_ctl_doctor_line(const struct kvp_ctl_doctor *doctor, const char *path, char *out, size_t out_bytes) {
+/* Once, however often it is asked for. */
+static void foreign_told(struct kvp_ctl_doctor *doctor, const char *path) {
+  char text[kvp_ctl_finding_bytes_max];
+  (void)snprintf(text, sizeof text, "%s is no regular file: it was not read", path);
+  for (uint32_t i = 0; i < doctor->count; i++) {
+    if (strcmp(doctor->findings[i].text, text) == 0) {
+      return;
+    }
+  }
+  kvp_ctl_doctor_advise(kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "file", "%s", text),
+                        "find out who made it, and remove it");
+}
+
+/* The type is looked at first: opening a device may do something. It may be another one by then, hence once more. */
+FILE *kvp_ctl_doctor_open(struct kvp_ctl_doctor *doctor, const char *path) {
+  struct stat status;
+  if (stat(path, &status) != 0) {
+    return NULL;
+  }
+  int fd = S_ISREG(status.st_mode) ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
+  bool is_regular = S_ISREG(status.st_mode) && (fd < 0 || (fstat(fd, &status) == 0 && S_ISREG(status.st_mode)));
+  FILE *file = fd >= 0 && is_regular ? fdopen(fd, "r") : NULL;
+  if (file == NULL && fd >= 0) {
+    (void)close(fd);
+  }
+  if (!is_regular) {
+    foreign_told(doctor, path);
+  }
+  return file;
+}
+
+bool kvp_ctl_doctor_line(struct kvp_ctl_doctor *doctor, const char *path, char *out, size_t out_bytes) {
   char full[kvp_ctl_path_bytes_max];
   kvp_ctl_doctor_path(doctor, path, full);
-  FILE *file = fopen(full, "re");
+  FILE *file = kvp_ctl_doctor_open(doctor, full);
   if (file == NULL) {
     return false;
   }
@@ -59,71 +84,4 @@ bool kvp_ctl_doctor_line(const struct kvp_ctl_doctor *doctor, const char *path, 
     out[strcspn(out, "\n")] = '\0';
   }
   return there;
-}
-
-/* ---- probes -----------------------------------------------------------------------------------------------------
- */
-
-static void child_run(void (*look)(void *out), void *out, size_t out_bytes, int result) {
-  int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-  if (null >= 0) { /* libraries that complain do so in words of their own */
-    (void)dup2(null, STDOUT_FILENO);
-    (void)dup2(null, STDERR_FILENO);
-  }
-  look(out);
-  ssize_t written = write(result, out, out_bytes);
-  _exit(written == (ssize_t)out_bytes ? 0 : 1);
-}
-
-/* All of it, or what came before the end or the deadline. */
-static size_t result_read(int result, uint8_t *out, size_t out_bytes, bool *late) {
-  size_t got = 0;
-  *late = false;
-  while (got < out_bytes) {
-    struct pollfd wait = {.fd = result, .events = POLLIN};
-    int ready = poll(&wait, 1, probe_ms);
-    if (ready < 0 && errno == EINTR) {
-      continue;
-    }
-    if (ready <= 0) {
-      *late = ready == 0;
-      break;
-    }
-    ssize_t count = read(result, out + got, out_bytes - got);
-    if (count <= 0) {
-      break;
-    }
-    got += (size_t)count;
-  }
-  return got;
-}
-
-enum kvp_ctl_probe kvp_ctl_doctor_probe(void (*look)(void *out), void *out, size_t out_bytes) {
-  int ends[2];
-  uint8_t *copy = kvp_ctl_allocate(1, out_bytes);
-  enum kvp_ctl_probe probe = KVP_CTL_PROBE_CRASHED;
-  if (pipe2(ends, O_CLOEXEC) != 0) {
-    goto err_copy;
-  }
-  (void)fflush(stdout);
-  pid_t child = fork();
-  if (child == 0) {
-    child_run(look, out, out_bytes, ends[1]);
-  }
-  (void)close(ends[1]);
-  if (child > 0) {
-    bool late = false;
-    size_t got = result_read(ends[0], copy, out_bytes, &late);
-    (void)kill(child, SIGKILL);                     /* it has nothing more to say */
-    (void)waitpid(child, NULL, late ? WNOHANG : 0); /* one that hangs inside the kernel is not waited for */
-    probe = got == out_bytes ? KVP_CTL_PROBE_DONE : late ? KVP_CTL_PROBE_HANGS : KVP_CTL_PROBE_CRASHED;
-    if (probe == KVP_CTL_PROBE_DONE) {
-      memcpy(out, copy, out_bytes);
-    }
-  }
-  (void)close(ends[0]);
-
-err_copy:
-  free(copy);
-  return probe;
 }

@@ -13,15 +13,12 @@
 
 /* Who holds the lock beside the socket; 0: nobody. It is looked up, not tried: a daemon that starts must not find it
  * taken by us. */
-static long lock_holder(const char *socket) {
+static long lock_holder(struct kvp_ctl_doctor *doctor, const char *socket) {
   char path[kvp_ctl_path_bytes_max];
   struct stat status;
   (void)snprintf(path, sizeof path, "%.500s.lock", socket);
-  FILE *locks = fopen("/proc/locks", "re");
-  if (locks == NULL || stat(path, &status) != 0) {
-    if (locks != NULL) {
-      (void)fclose(locks);
-    }
+  FILE *locks = stat(path, &status) == 0 ? kvp_ctl_doctor_open(doctor, "/proc/locks") : NULL;
+  if (locks == NULL) {
     return 0;
   }
   char inode[32];
@@ -63,28 +60,77 @@ static void directory_check(struct kvp_ctl_doctor *doctor, const char *socket) {
   }
 }
 
-/* Nobody answered. */
-static void silence_told(struct kvp_ctl_doctor *doctor, const char *socket, const kvpool_error *error) {
-  struct stat status = {0};
+/* Somebody has it who is no kvpoold of ours, or there is no socket to be had. */
+static void path_taken(struct kvp_ctl_doctor *doctor, const char *socket, const struct kvp_ctl_socket_look *look) {
   struct kvp_ctl_finding *finding = NULL;
-  bool is_there = stat(socket, &status) == 0;
-  long holder = lock_holder(socket);
-  if (error->status == KVPOOL_PERMISSION_DENIED) {
+  if (look->state == KVP_CTL_SOCKET_TOO_LONG) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",
-                                 "%s is closed to uid %u (it is uid %u's, group %u, mode %04o)", socket,
-                                 (unsigned)geteuid(), (unsigned)status.st_uid, (unsigned)status.st_gid,
-                                 (unsigned)status.st_mode & 07777U);
-    kvp_ctl_doctor_advise(finding, "join that group, or use sudo");
-  } else if (error->status == KVPOOL_VERSION_MISMATCH) {
+                                 "%s has %zu bytes, the path of a unix socket has %d at most", socket, strlen(socket),
+                                 kvp_ctl_socket_path_max);
+    kvp_ctl_doctor_advise(finding, "name a shorter one: `socket` in the configuration or --socket, and "
+                                   "$KVPOOLD_SOCKET or --socket for clients");
+  } else if (look->state == KVP_CTL_SOCKET_FOREIGN) {
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",
+                                 "%s is a %s, no socket: kvpoold does not start there", socket, look->kind);
+    kvp_ctl_doctor_advise(finding,
+                          "move it away, or name another path with --socket (`socket` in the configuration)");
+  } else {
+    finding =
+        kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",
+                           "%s can't be reached by uid %u: %s (it is uid %u's, group %u, mode "
+                           "%04o)",
+                           socket, (unsigned)geteuid(), strerror(look->failure), look->uid, look->gid, look->mode);
+    kvp_ctl_doctor_advise(finding, look->failure == EACCES || look->failure == EPERM
+                                       ? "join that group, or use sudo"
+                                       : "see to the permissions of its directories");
+  }
+}
+
+/* Somebody listens, and the lock says that it is a kvpoold; else it is somebody else. */
+static void listener_told(struct kvp_ctl_doctor *doctor, const char *socket, const struct kvp_ctl_socket_look *look,
+                          long holder, const kvpool_error *error) {
+  struct kvp_ctl_finding *finding = NULL;
+  if (error->status == KVPOOL_VERSION_MISMATCH) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "kvpoold", "%s", error->text);
     kvp_ctl_doctor_advise(finding, "use the kvpoolctl that was installed with this daemon");
+  } else if (holder != 0 && look->state == KVP_CTL_SOCKET_FULL) {
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "kvpoold",
+                                 "a daemon holds %s.lock (pid %ld), but takes no connection: its backlog is full",
+                                 socket, holder);
+    kvp_ctl_doctor_advise(finding, "it is stopped, hangs, or more clients connect than it can take: its log says "
+                                   "which (journalctl -u kvpoold), ss -xlp shows the backlog");
   } else if (holder != 0) {
     finding =
         kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "kvpoold",
                            "a daemon holds %s.lock (pid %ld), but does not answer: %s", socket, holder, error->text);
     kvp_ctl_doctor_advise(finding,
                           "it starts, is being stopped, or hangs: its log says which (journalctl -u kvpoold)");
-  } else if (is_there) {
+  } else if (look->state == KVP_CTL_SOCKET_FULL) {
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",
+                                 "somebody (uid %u) listens at %s and takes no connection: its backlog is full; no "
+                                 "kvpoold holds its lock",
+                                 look->peer_uid, socket);
+    kvp_ctl_doctor_advise(finding, "ss -xlp says who; end it, or name another path with --socket");
+  } else {
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",
+                                 "another program (pid %ld, uid %u) listens at %s, no kvpoold: %s", look->peer_pid,
+                                 look->peer_uid, socket, error->text);
+    kvp_ctl_doctor_advise(finding, "kvpoold does not start there: end that program, or name another path with "
+                                   "--socket");
+  }
+}
+
+/* Nobody listens. */
+static void silence_told(struct kvp_ctl_doctor *doctor, const char *socket, const struct kvp_ctl_socket_look *look,
+                         long holder, const kvpool_error *error) {
+  struct kvp_ctl_finding *finding = NULL;
+  if (holder != 0) {
+    finding =
+        kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "kvpoold",
+                           "a daemon holds %s.lock (pid %ld), but does not answer: %s", socket, holder, error->text);
+    kvp_ctl_doctor_advise(finding,
+                          "it starts, is being stopped, or hangs: its log says which (journalctl -u kvpoold)");
+  } else if (look->state == KVP_CTL_SOCKET_STALE) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_WARNING, "kvpoold",
                                  "%s is there, but nobody holds its lock: left behind by a daemon that died", socket);
     kvp_ctl_doctor_advise(finding, "start kvpoold: it takes the socket over");
@@ -105,6 +151,10 @@ static void device_told(struct kvp_ctl_doctor *doctor, const kvpool_device_info 
                                  device->name, device->waiting_for);
     kvp_ctl_doctor_advise(finding,
                           "end the processes it names; kvpoold tries again by itself, and its contents stay");
+  } else if (device->state == KVPOOL_DEVICE_REFUSED) {
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "device", "%s can't be served: %s", device->name,
+                                 device->waiting_for);
+    kvp_ctl_doctor_advise(finding, "mend that; kvpoold tries again every 5 s, and its contents stay");
   } else if (device->state != KVPOOL_DEVICE_SERVING) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "device", "%s does not serve; %llu executors died",
                                  device->name, (unsigned long long)device->restarts);
@@ -152,11 +202,38 @@ static void answer_told(struct kvp_ctl_doctor *doctor, const kvpool_server_info 
   }
 }
 
+/* What is there decides about the words; the library's error is of the connection that followed. */
+static void failure_told(struct kvp_ctl_doctor *doctor, const char *socket, const struct kvp_ctl_socket_look *look,
+                         const kvpool_error *error) {
+  if (error->status == KVPOOL_INVALID_ARGUMENT && look->state != KVP_CTL_SOCKET_TOO_LONG) { /* "tcp:..." */
+    kvp_ctl_doctor_advise(kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket", "%s", error->text),
+                          "--socket PATH or $KVPOOLD_SOCKET: the path of the daemon's unix socket");
+    return;
+  }
+  switch (look->state) {
+  case KVP_CTL_SOCKET_TOO_LONG:
+  case KVP_CTL_SOCKET_FOREIGN:
+  case KVP_CTL_SOCKET_CLOSED:
+    path_taken(doctor, socket, look);
+    return;
+  case KVP_CTL_SOCKET_ANSWERS:
+  case KVP_CTL_SOCKET_FULL:
+    listener_told(doctor, socket, look, lock_holder(doctor, socket), error);
+    return;
+  case KVP_CTL_SOCKET_NONE:
+  case KVP_CTL_SOCKET_STALE:
+    silence_told(doctor, socket, look, lock_holder(doctor, socket), error);
+    return;
+  }
+}
+
 void kvp_ctl_doctor_daemon(struct kvp_ctl_doctor *doctor) {
   struct kvp_ctl *ctl = doctor->ctl;
+  const char *socket = kvp_ctl_socket_path(ctl);
   const kvpool_connect_options options = {.size_bytes = sizeof options, .timeout_ms = ctl->timeout_ms};
+  struct kvp_ctl_socket_look look;
   kvpool_server_info *info = NULL;
-  kvpool_error error;
+  kvpool_error error = {0};
   kvpool_status status = kvpool_client_connect(ctl->socket, &options, &ctl->client, &error);
   if (status != KVPOOL_OK) {
     ctl->client = NULL;
@@ -166,7 +243,8 @@ void kvp_ctl_doctor_daemon(struct kvp_ctl_doctor *doctor) {
   if (status == KVPOOL_OK) {
     answer_told(doctor, info);
     kvpool_server_info_destroy(info);
-  } else {
-    silence_told(doctor, kvp_ctl_socket_path(ctl), &error);
+    return;
   }
+  kvp_ctl_doctor_socket(socket, &look);
+  failure_told(doctor, socket, &look, &error);
 }

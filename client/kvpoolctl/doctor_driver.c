@@ -42,7 +42,7 @@ static size_t gpu_nodes(const struct kvp_ctl_doctor *doctor, char out[nodes_max]
 }
 
 /* Display and 3D controllers of NVIDIA, with a driver or without. */
-static size_t pci_gpus(const struct kvp_ctl_doctor *doctor) {
+static size_t pci_gpus(struct kvp_ctl_doctor *doctor) {
   char path[kvp_ctl_path_bytes_max];
   kvp_ctl_doctor_path(doctor, "/sys/bus/pci/devices", path);
   DIR *directory = opendir(path);

@@ -115,10 +115,10 @@ static void shm_check(struct kvp_ctl_doctor *doctor) {
 }
 
 /* A line like "MemAvailable:   1234 kB", in bytes; 0 when it is not there. */
-static uint64_t meminfo(const struct kvp_ctl_doctor *doctor, const char *key) {
+static uint64_t meminfo(struct kvp_ctl_doctor *doctor, const char *key) {
   char path[kvp_ctl_path_bytes_max];
   kvp_ctl_doctor_path(doctor, "/proc/meminfo", path);
-  FILE *file = fopen(path, "re");
+  FILE *file = kvp_ctl_doctor_open(doctor, path);
   char line[128];
   uint64_t kib = 0;
   size_t length = strlen(key);
@@ -138,6 +138,11 @@ static void memory_check(struct kvp_ctl_doctor *doctor) {
   uint64_t total = meminfo(doctor, "MemTotal");
   uint64_t available = meminfo(doctor, "MemAvailable");
   bool is_little = available < 2 * gib;
+  if (total == 0) {
+    kvp_ctl_doctor_advise(kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_WARNING, "memory", "/proc/meminfo says nothing"),
+                          "mount /proc: kvpoold reads from it what a host device may take");
+    return;
+  }
   struct kvp_ctl_finding *finding =
       kvp_ctl_doctor_add(doctor, is_little ? KVP_CTL_FINDING_WARNING : KVP_CTL_FINDING_OK, "memory",
                          "%s of %s available to pools of host devices and everybody else",

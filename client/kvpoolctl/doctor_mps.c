@@ -1,14 +1,10 @@
 /* MPS, through which processes use a GPU at the same time instead of in turn: whether its control daemon runs, whose
  * it is, and whether kvpoold can be its client. */
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "client/kvpoolctl/doctor.h"
@@ -29,27 +25,22 @@ struct mps {
 };
 
 /* By its own note of its pid. A container may have the pipes of a daemon that it can't see. */
-static bool runs_by_pid(struct mps *mps) {
+static bool runs_by_pid(struct kvp_ctl_doctor *doctor, struct mps *mps) {
   char path[kvp_ctl_path_bytes_max];
   (void)snprintf(path, sizeof path, "%.400s/nvidia-cuda-mps-control.pid", mps->directory);
-  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* anybody may have put a FIFO there */
-  FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
-  if (file == NULL) {
-    if (fd >= 0) {
-      (void)close(fd);
-    }
-    return false;
-  }
+  FILE *file = kvp_ctl_doctor_open(doctor, path); /* anybody may have put a FIFO there */
   char text[32] = "";
-  bool there = fgets(text, sizeof text, file) != NULL;
-  (void)fclose(file);
+  bool there = file != NULL && fgets(text, sizeof text, file) != NULL;
+  if (file != NULL) {
+    (void)fclose(file);
+  }
   long pid = there ? strtol(text, NULL, 10) : 0;
   if (pid <= 0) {
     return false;
   }
   char name[32] = "";
   (void)snprintf(path, sizeof path, "/proc/%ld/comm", pid);
-  file = fopen(path, "re");
+  file = kvp_ctl_doctor_open(doctor, path);
   there = file != NULL && fgets(name, sizeof name, file) != NULL;
   if (file != NULL) {
     (void)fclose(file);
@@ -65,33 +56,28 @@ static bool runs_by_pid(struct mps *mps) {
 
 /* Whether somebody listens on its socket, and who. */
 static enum mps_state look_at_socket(struct mps *mps) {
-  struct sockaddr_un address = {.sun_family = AF_UNIX};
-  mps->failure = ENAMETOOLONG;
-  if (strlen(mps->control) >= sizeof address.sun_path) {
+  struct kvp_ctl_socket_look look;
+  kvp_ctl_doctor_socket(mps->control, &look);
+  mps->uid = look.peer_uid;
+  mps->failure = look.state == KVP_CTL_SOCKET_TOO_LONG ? ENAMETOOLONG : look.failure;
+  switch (look.state) {
+  case KVP_CTL_SOCKET_NONE:
+    return MPS_NONE;
+  case KVP_CTL_SOCKET_ANSWERS:
+  case KVP_CTL_SOCKET_FULL:
+    return MPS_RUNS;
+  case KVP_CTL_SOCKET_STALE:
+    return MPS_STALE;
+  case KVP_CTL_SOCKET_CLOSED:
+  case KVP_CTL_SOCKET_TOO_LONG:
     return MPS_CLOSED;
+  case KVP_CTL_SOCKET_FOREIGN:
+    return look.failure == 0 ? MPS_STALE : MPS_CLOSED; /* no socket at all: nobody serves with that */
   }
-  memcpy(address.sun_path, mps->control, strlen(mps->control) + 1);
-  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) {
-    mps->failure = errno;
-    return MPS_CLOSED;
-  }
-  enum mps_state state = MPS_STALE;
-  if (connect(fd, (const struct sockaddr *)&address, sizeof address) == 0) {
-    struct ucred peer = {0};
-    socklen_t bytes = sizeof peer;
-    (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-    mps->uid = peer.uid;
-    state = MPS_RUNS;
-  } else if (errno != ECONNREFUSED) { /* only that says that nobody is behind it */
-    mps->failure = errno;
-    state = MPS_CLOSED;
-  }
-  (void)close(fd);
-  return state;
+  return MPS_NONE;
 }
 
-static void mps_look(const struct kvp_ctl_doctor *doctor, struct mps *mps, char directory[kvp_ctl_path_bytes_max]) {
+static void mps_look(struct kvp_ctl_doctor *doctor, struct mps *mps, char directory[kvp_ctl_path_bytes_max]) {
   const char *named = getenv("CUDA_MPS_PIPE_DIRECTORY");
   if (named != NULL && named[0] != '\0') {
     (void)snprintf(directory, kvp_ctl_path_bytes_max, "%s", named);
@@ -100,15 +86,7 @@ static void mps_look(const struct kvp_ctl_doctor *doctor, struct mps *mps, char 
   }
   mps->directory = directory;
   (void)snprintf(mps->control, sizeof mps->control, "%.400s/control", directory);
-  struct stat status;
-  if (runs_by_pid(mps)) {
-    mps->state = MPS_RUNS;
-  } else if (stat(mps->control, &status) != 0) {
-    mps->state = errno == EACCES ? MPS_CLOSED : MPS_NONE;
-    mps->failure = errno;
-  } else {
-    mps->state = S_ISSOCK(status.st_mode) ? look_at_socket(mps) : MPS_STALE;
-  }
+  mps->state = runs_by_pid(doctor, mps) ? MPS_RUNS : look_at_socket(mps);
 }
 
 void kvp_ctl_doctor_mps(struct kvp_ctl_doctor *doctor) {
@@ -135,8 +113,8 @@ void kvp_ctl_doctor_mps(struct kvp_ctl_doctor *doctor) {
                        mps.uid);
     return;
   case MPS_CLOSED:
-    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_WARNING, "MPS", "%s is closed to uid %u: %s", mps.control,
-                                 (unsigned)geteuid(), strerror(mps.failure));
+    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_WARNING, "MPS", "%s can't be reached by uid %u: %s",
+                                 mps.control, (unsigned)geteuid(), strerror(mps.failure));
     kvp_ctl_doctor_advise(finding, "look again as kvpoold's user, or as root");
     return;
   case MPS_STALE:

@@ -22,14 +22,16 @@ enum {
 };
 
 static atomic_bool seen;
-static const struct kvp_ctl *of;
-static int wake = -1; /* eventfd */
+static const struct kvp_ctl *of; /* NULL: nobody waits for signals yet */
+static int wake = -1;            /* eventfd */
 static pthread_t main_thread;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
 static kvpool_client *client;
+static bool cleans_up;
 static bool is_waiting;
 static const char *file;
+static pid_t group; /* of children; 0: none */
 
 /* Only so that a system call of the main thread returns. */
 static void nothing(int signal) {
@@ -42,6 +44,9 @@ static _Noreturn void leave(void) {
   if (file != NULL) {
     (void)unlink(file);
   }
+  if (group > 0) {
+    (void)kill(-group, SIGKILL);
+  }
   ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
   (void)written; /* nothing is left to be done about it */
   if (of->json) {
@@ -53,6 +58,15 @@ static _Noreturn void leave(void) {
 /* True: another signal has come within the time. */
 static bool signal_within(const sigset_t *set, int ms) {
   return sigtimedwait(set, NULL, &(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}) > 0;
+}
+
+/* Those under way; later ones have little time. */
+static void calls_end(void) {
+  pthread_mutex_lock(&lock);
+  if (client != NULL) {
+    kvpool_client_interrupt(client, clean_up_call_ms);
+  }
+  pthread_mutex_unlock(&lock);
 }
 
 static void *watch(void *argument) {
@@ -68,11 +82,12 @@ static void *watch(void *argument) {
   const uint64_t one = 1;
   ssize_t written = write(wake, &one, sizeof one);
   assert(written == (ssize_t)sizeof one);
-  if (!is_waiting) {
-    kvpool_client_interrupt(client, clean_up_call_ms);
-  }
+  int interrupt_ms = is_waiting ? clean_up_call_ms : 0; /* a call after the wait has the time that any has */
   pthread_mutex_unlock(&lock);
   for (int waited = 0; waited < clean_up_ms; waited += nudge_ms) {
+    if (waited == interrupt_ms) {
+      calls_end();
+    }
     if (signal_within(set, nudge_ms) && waited >= repeat_ms) {
       break;
     }
@@ -83,9 +98,12 @@ static void *watch(void *argument) {
   leave();
 }
 
-void kvp_ctl_interrupt_init(const struct kvp_ctl *ctl) {
+void kvp_ctl_interrupt_watch(const struct kvp_ctl *ctl) {
   static sigset_t set;
   pthread_t thread;
+  if (of != NULL) {
+    return;
+  }
   of = ctl;
   main_thread = pthread_self();
   wake = eventfd(0, EFD_CLOEXEC);
@@ -96,22 +114,36 @@ void kvp_ctl_interrupt_init(const struct kvp_ctl *ctl) {
   failed |= sigaddset(&set, SIGHUP);
   failed |= pthread_sigmask(SIG_BLOCK, &set, NULL);
   failed |= sigaction(SIGUSR1, &(struct sigaction){.sa_handler = nothing}, NULL);
-  failed |= sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, NULL);
-  failed |= sigaction(SIGXFSZ, &(struct sigaction){.sa_handler = SIG_IGN}, NULL);
   failed |= pthread_create(&thread, NULL, watch, &set);
   failed |= pthread_detach(thread);
   assert(failed == 0);
 }
 
+void kvp_ctl_interrupt_init(const struct kvp_ctl *ctl) {
+  kvp_ctl_interrupt_watch(ctl);
+  int failed = sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, NULL);
+  failed |= sigaction(SIGXFSZ, &(struct sigaction){.sa_handler = SIG_IGN}, NULL);
+  assert(failed == 0);
+  pthread_mutex_lock(&lock);
+  cleans_up = true;
+  pthread_mutex_unlock(&lock);
+}
+
 void kvp_ctl_interrupt_client(kvpool_client *of_calls) {
   pthread_mutex_lock(&lock);
-  client = of_calls;
+  client = cleans_up ? of_calls : NULL;
   pthread_mutex_unlock(&lock);
 }
 
 void kvp_ctl_interrupt_file(const char *path) {
   pthread_mutex_lock(&lock);
   file = path;
+  pthread_mutex_unlock(&lock);
+}
+
+void kvp_ctl_interrupt_group(pid_t of_children) {
+  pthread_mutex_lock(&lock);
+  group = of_children;
   pthread_mutex_unlock(&lock);
 }
 

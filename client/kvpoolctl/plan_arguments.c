@@ -52,6 +52,7 @@ static error_t ring_sequence_take(struct kvp_ctl_plan_arguments *plan, char *val
   if (!is_good || count < 2) {
     return kvp_ctl_take_failed(plan->command, "--sequence: seqlen_k,seqlen_q[,state_id[,swa_valid_start]] is wanted");
   }
+  plan->has_rings = true;
   plan->rings[plan->sequence_count++] = (kvpool_swa_sequence){.state_id = (int32_t)numbers[2],
                                                               .seqlen_k = (int64_t)numbers[0],
                                                               .seqlen_q = (int64_t)numbers[1],
@@ -126,16 +127,6 @@ size_t kvp_ctl_plan_run(const int32_t *items, size_t count) {
     rows++;
   }
   return rows;
-}
-
-json_t *kvp_ctl_plan_segments_json(const kvpool_segment *segments, size_t count) {
-  json_t *array = json_array();
-  for (size_t i = 0; i < count; i++) {
-    const int32_t segment[4] = {segments[i].src_block, segments[i].src_begin, segments[i].src_end,
-                                segments[i].dst_offset};
-    kvp_ctl_json_append(array, kvp_ctl_json_int32_array(segment, 4));
-  }
-  return array;
 }
 
 void kvp_ctl_plan_segments_print(const struct kvp_ctl *ctl, const kvpool_segment *segments, size_t count) {

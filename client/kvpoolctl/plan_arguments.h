@@ -35,9 +35,11 @@ struct kvp_ctl_plan_arguments {
   kvpool_swa_sequence rings[kvp_ctl_plan_sequences_max];
   int64_t chunks[kvp_ctl_plan_sequences_max];
   size_t sequence_count; /* of whichever of these the command takes */
+  bool has_rings;        /* that is rings */
   uint64_t window;
   uint64_t ring;
   uint64_t ranks;
+  int64_t total_k; /* of the plan that was made */
 };
 
 error_t kvp_ctl_plan_take(int key, char *value, void *arguments, const struct argp_state *state);
@@ -48,7 +50,6 @@ bool kvp_ctl_plan_table_default(struct kvp_ctl_list *table, uint64_t tokens, uin
 /* How many of the first items run on, each one more than the one before it, or are all -1. count > 0. */
 size_t kvp_ctl_plan_run(const int32_t *items, size_t count);
 
-json_t *kvp_ctl_plan_segments_json(const kvpool_segment *segments, size_t count);
 void kvp_ctl_plan_segments_print(const struct kvp_ctl *ctl, const kvpool_segment *segments, size_t count);
 
 #endif

@@ -5,7 +5,6 @@
 
 #include <assert.h>
 
-#include "kernels/cuda/gather_kernel.cuh"
 #include "kernels/cuda/prepare.cuh"
 
 namespace kvp {
@@ -87,10 +86,14 @@ gather_args gather_copy_args(const kvp_copy_rows_params &params, kvp_cuda_counts
   return args;
 }
 
-/* rows: of a warp at a time; 0: the arguments say. */
-static uint64_t gather_units(const gather_args &args, int rows) {
-  return rows != 0 ? divide_up(args.row_count, (uint64_t)rows)
-                   : divide_up(args.row_count, (uint64_t)lanes_per_warp >> args.shift) * args.pieces.value;
+uint64_t gather_blocks(const gather_args &args, int rows) {
+  uint64_t units = rows != 0 ? divide_up(args.row_count, (uint64_t)rows)
+                             : divide_up(args.row_count, (uint64_t)lanes_per_warp >> args.shift) * args.pieces.value;
+  return divide_up(units, gather_threads / lanes_per_warp);
+}
+
+gather_back gather_back_of(const kvp_store_params &params) {
+  return !has_cast_back(params) ? back_none : params.back_is_copy ? back_copied : back_cast;
 }
 
 static cudaError_t gather_launch(const gather_entry &entry, const gather_args &args, cudaStream_t stream) {
@@ -101,14 +104,14 @@ static cudaError_t gather_launch(const gather_entry &entry, const gather_args &a
   }
   const kernel_facts &facts = entry.facts[device];
   assert(facts.resident_blocks > 0); /* kernels were loaded */
-  uint64_t blocks = divide_up(gather_units(args, entry.rows), gather_threads / lanes_per_warp);
+  uint64_t blocks = gather_blocks(args, entry.rows);
   return launch_chained(entry.kernel, facts, dim3(launched_blocks(blocks, grid_blocks_max)), gather_threads, 0,
                         stream, args);
 }
 
 cudaError_t gather_store_launch(const kvp_store_params &params, kvp_cuda_counts *counts, cudaStream_t stream) {
-  gather_back back = !has_cast_back(params) ? back_none : params.back_is_copy ? back_copied : back_cast;
-  return gather_launch(stores[params.layer.geometry->format->id][back], gather_store_args(params, counts), stream);
+  const gather_entry &entry = stores[params.layer.geometry->format->id][gather_back_of(params)];
+  return gather_launch(entry, gather_store_args(params, counts), stream);
 }
 
 void gather_store_counts(const kvp_store_params &params, const kvp_cuda_counts &found, kvp_op_counts *out) {

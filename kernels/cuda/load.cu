@@ -3,6 +3,7 @@
 #include <assert.h>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/load.cuh"
 #include "kernels/cuda/load_bulk_kernel.cuh"
 #include "kernels/cuda/load_kernel.cuh"
 #include "kernels/cuda/prepare.cuh"
@@ -108,23 +109,25 @@ static uint64_t resident_warps(const load_entry &entry, int device) {
   return (uint64_t)entry.facts[device].resident_blocks * (entry.threads / lanes_per_warp);
 }
 
-/* Pieces so small that all warps of the device get one, up to the kernel's size. Segments are cut as the longest of
- * them may need; where most are short, into fewer, larger strides. */
+/* Segments are cut as the longest of them may need; where most are short, into fewer, larger strides. */
 constexpr uint64_t pieces_max = 256;
 
-static load_cut cut_segments(const kvp_load_params &params, const load_entry &entry, uint64_t warps) {
+load_share load_share_out(const kvp_load_params &params, uint64_t least, uint64_t most, uint64_t block_warps,
+                          uint32_t resident_blocks) {
   const kvp_geometry &geometry = *params.layer.geometry;
   bool checked = params.check.entries == nullptr;
+  uint64_t warps = resident_blocks * block_warps;
   uint64_t longest = checked ? params.segment_rows_max : at_most(geometry.tokens_per_block, params.total_k);
   longest = at_least(longest, 1);
   uint64_t rows = checked ? params.rows : params.total_k;
-  uint64_t least = piece_rows_of(entry.rows_at_once, entry.passes, geometry.sizes.loaded_row_bytes);
-  uint64_t most = piece_rows_of(entry.piece_rows, entry.passes, geometry.sizes.loaded_row_bytes);
   uint64_t piece_rows = divide_up(at_least(rows / warps, 1), least) * least;
   piece_rows = at_most(piece_rows, most);
   uint64_t useful = (2 * divide_up(rows, piece_rows) + warps) / params.segment_count + 1;
   uint64_t pieces = at_most(at_most(divide_up(longest, piece_rows), useful), pieces_max);
-  return load_cut{(uint32_t)pieces, (uint32_t)piece_rows};
+  uint64_t blocks_max = checked ? grid_blocks_max : resident_blocks;
+  uint32_t blocks = launched_blocks(
+      divide_up(at_most(params.segment_count, blocks_max * block_warps) * pieces, block_warps), blocks_max);
+  return load_share{load_cut{(uint32_t)pieces, (uint32_t)piece_rows}, blocks};
 }
 
 /* As in a store: narrow as long as every row gets its warp at once. Bulk copies need multiples of
@@ -144,10 +147,10 @@ static const load_entry &choose(const kvp_load_params &params, const load_entry 
 extern "C" cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params, struct kvp_cuda_counts *counts,
                                             cudaStream_t stream) {
   using namespace kvp;
-  bool checked = params->check.entries == nullptr;
-  if (params->segment_count == 0 || (checked && params->rows == 0)) {
+  if (load_is_empty(*params)) {
     return cudaSuccess;
   }
+  bool checked = params->check.entries == nullptr;
   int device;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) {
@@ -157,13 +160,13 @@ extern "C" cudaError_t kvp_cuda_load_launch(const struct kvp_load_params *params
   assert(sizes[load_few].facts[device].resident_blocks > 0); /* kernels were loaded */
   const load_entry &entry = choose(*params, sizes, device);
   uint64_t block_warps = entry.threads / lanes_per_warp;
-  load_cut cut = cut_segments(*params, entry, resident_warps(entry, device));
-  uint64_t blocks_max = checked ? grid_blocks_max : entry.facts[device].resident_blocks;
-  uint32_t blocks = launched_blocks(
-      divide_up(at_most(params->segment_count, blocks_max * block_warps) * cut.pieces, block_warps), blocks_max);
-  load_args args = load_args::make(*params, counts, cut, blocks * block_warps);
-  return launch_chained(entry.kernel, entry.facts[device], dim3(blocks), entry.threads, entry.shared_bytes, stream,
-                        args);
+  uint32_t row_bytes = params->layer.geometry->sizes.loaded_row_bytes;
+  load_share share = load_share_out(*params, piece_rows_of(entry.rows_at_once, entry.passes, row_bytes),
+                                    piece_rows_of(entry.piece_rows, entry.passes, row_bytes), block_warps,
+                                    entry.facts[device].resident_blocks);
+  load_args args = load_args::make(*params, counts, share.cut, share.blocks * block_warps);
+  return launch_chained(entry.kernel, entry.facts[device], dim3(share.blocks), entry.threads, entry.shared_bytes,
+                        stream, args);
 }
 
 extern "C" void kvp_cuda_load_counts(const struct kvp_load_params *params, const struct kvp_cuda_counts *found,

@@ -95,15 +95,13 @@ __device__ __forceinline__ void load_piece(const load_args &args, const bulk_roo
   write_rows(args, range, room.rows, format::row_bytes);
 }
 
-/* Dynamic shared memory: bulk_room::bytes. The layer's base is a multiple of 16. */
+/* The pieces of warp `first`; all threads of the block. shared: bulk_room::bytes. The layer's base is a multiple of 16.
+ */
 template <class format, class tuning, bool checked>
-__global__ void __launch_bounds__(tuning::threads) load_bulk_kernel(const __grid_constant__ load_args args) {
-#if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) uint8_t load_bulk_shared[];
-  const bulk_room<format, tuning> room(load_bulk_shared);
-  chain_begin();
+__device__ __forceinline__ void load_bulk_pieces(const load_args &args, uint32_t first,
+                                                 const bulk_room<format, tuning> &room) {
   load_tally tally = {};
-  piece_walk<checked> walk(args, tally);
+  piece_walk<checked> walk(args, first, tally);
   segment_rows range;
   uint32_t parity = 0;
   while (walk.next(range)) {
@@ -114,8 +112,17 @@ __global__ void __launch_bounds__(tuning::threads) load_bulk_kernel(const __grid
       parity ^= 1;
     }
   }
-  bulk_wait_read(); /* the block's memory may go */
+  bulk_wait(); /* what the copies wrote is this thread's, as if it had stored it: the end of the kernel passes it on */
   load_tally_add<checked>(tally, args.counts);
+}
+
+template <class format, class tuning, bool checked>
+__global__ void __launch_bounds__(tuning::threads) load_bulk_kernel(const __grid_constant__ load_args args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t load_bulk_shared[];
+  const bulk_room<format, tuning> room(load_bulk_shared);
+  chain_begin();
+  load_bulk_pieces<format, tuning, checked>(args, (uint32_t)warp_index(), room);
 #endif
 }
 

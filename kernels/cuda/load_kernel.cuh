@@ -229,9 +229,9 @@ template <bool checked> struct piece_walk {
   segment_rows segment; /* the present one; rows 0: none */
   uint32_t at;          /* its row to go on with */
 
-  __device__ __forceinline__ piece_walk(const load_args &args_, load_tally &tally_)
+  /* first: the warp's number, below 2^31. */
+  __device__ __forceinline__ piece_walk(const load_args &args_, uint32_t first, load_tally &tally_)
       : args(args_), tally(tally_), index(0), piece(0), segment{}, at(0) {
-    uint32_t first = (uint32_t)warp_index(); /* below 2^31: the launcher sees to it */
     uint32_t quotient = args.pieces.quotient(first);
     index = quotient;
     piece = first - quotient * args.pieces.value;
@@ -295,11 +295,11 @@ template <bool checked> __device__ __forceinline__ void load_tally_add(const loa
   }
 }
 
-template <class body, class tuning, bool checked>
-__global__ void __launch_bounds__(tuning::threads) load_kernel(const __grid_constant__ load_args args) {
-  chain_begin();
+/* The pieces of warp `first`; all threads of the block. */
+template <class body, bool checked>
+__device__ __forceinline__ void load_pieces(const load_args &args, uint32_t first) {
   load_tally tally = {};
-  piece_walk<checked> walk(args, tally);
+  piece_walk<checked> walk(args, first, tally);
   segment_rows range;
   while (walk.next(range)) {
     if (range.block == -1) {
@@ -309,6 +309,12 @@ __global__ void __launch_bounds__(tuning::threads) load_kernel(const __grid_cons
     }
   }
   load_tally_add<checked>(tally, args.counts);
+}
+
+template <class body, class tuning, bool checked>
+__global__ void __launch_bounds__(tuning::threads) load_kernel(const __grid_constant__ load_args args) {
+  chain_begin();
+  load_pieces<body, checked>(args, (uint32_t)warp_index());
 }
 
 /* `rows`, or, where that is 0, as many rows as the passes of a warp hold. */

@@ -8,10 +8,11 @@
 #include <stdint.h>
 
 #include "kernels/cuda/launch.h"
+#include "proto/limits.h"
 
 namespace kvp {
 
-constexpr int devices_max = 64;
+constexpr int devices_max = kvp_cuda_device_index_max + 1;
 constexpr uint64_t grid_blocks_max = 1 << 24; /* times 32 warps: below 2^32; kernels go round */
 
 /* How many blocks of a kernel, each with so much dynamic shared memory, fill the device; allows that much, and loads the
@@ -95,6 +96,9 @@ inline cudaError_t kernel_facts_find(const void *kernel, int threads, int device
   return error;
 }
 
+/* What kvp_cuda_launch_alone said: of the next launch only. */
+extern bool is_alone;
+
 /* Launches a kernel whose first statement is chain_begin(): its blocks may be brought in while the kernel before it on
  * the stream still runs. */
 template <class parameter>
@@ -109,7 +113,8 @@ inline cudaError_t launch_chained(void (*kernel)(parameter), const kernel_facts 
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = facts.chains ? 1 : 0;
+  config.numAttrs = facts.chains && !is_alone ? 1 : 0;
+  is_alone = false;
   return cudaLaunchKernelEx(&config, kernel, argument);
 }
 
@@ -124,6 +129,7 @@ cudaError_t fused_store_prepare(int device);
 cudaError_t index_prepare(int device);
 cudaError_t blocks_prepare(int device);
 cudaError_t replay_prepare(int device);
+cudaError_t assemble_prepare(int device);
 
 } // namespace kvp
 

@@ -61,6 +61,10 @@ __device__ __forceinline__ void bulk_store(void *to, const void *shared, uint32_
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
+/* Until what all of this thread's groups wrote is visible to it. */
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" : : : "memory");
+}
 /* Until none of this thread's groups reads shared memory. */
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");

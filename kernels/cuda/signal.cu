@@ -9,6 +9,7 @@
 namespace kvp {
 
 size_pin pinned;
+bool is_alone;
 
 constexpr int signal_threads = 128;
 constexpr uint32_t count_words = sizeof(kvp_cuda_counts) / sizeof(uint64_t);
@@ -68,6 +69,10 @@ extern "C" cudaError_t kvp_cuda_empty_launch(uint64_t *now_ns, cudaStream_t stre
   return kvp::launch(kvp::empty_kernel, 1, 1, stream, now_ns);
 }
 
+extern "C" void kvp_cuda_launch_alone(void) {
+  kvp::is_alone = true;
+}
+
 extern "C" void kvp_cuda_size_pin(enum kvp_cuda_size size, uint32_t blocks_max) {
   kvp::pinned = kvp::size_pin{size, blocks_max};
 }
@@ -95,7 +100,7 @@ extern "C" cudaError_t kvp_cuda_kernels_load(void) {
   }
   cudaError_t (*const prepares[])(int) = {kvp::store_prepare,       kvp::load_prepare,  kvp::gather_prepare,
                                           kvp::fused_store_prepare, kvp::index_prepare, kvp::blocks_prepare,
-                                          kvp::replay_prepare};
+                                          kvp::assemble_prepare,    kvp::replay_prepare};
   for (cudaError_t (*prepare)(int) : prepares) {
     error = prepare(device);
     if (error != cudaSuccess) {

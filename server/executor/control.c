@@ -276,6 +276,17 @@ static uint64_t message_id(const struct kvp_control *control) {
   return id;
 }
 
+/* ---- what is free ---- */
+
+static void free_send(struct kvp_control *control) {
+  struct kvp_device *device = control->memories.device;
+  struct kvp_device_description description = {0};
+  device->backend->describe(device, &description);
+  const struct kvp_control_free body = {.memory_free_bytes = description.memory_free_bytes};
+  (void)kvp_fd_socket_send(control->socket, KVP_CONTROL_MEMORY_FREE, control->message.request, &body, sizeof body,
+                           NULL, 0);
+}
+
 /* ---- the thread ---- */
 
 /* Bytes of a request's body; 0: no such request. */
@@ -297,12 +308,15 @@ static uint32_t body_bytes_of(uint32_t kind) {
     return sizeof(struct kvp_control_ring);
   case KVP_CONTROL_MEMORY_OPEN:
     return sizeof(struct kvp_control_open);
+  case KVP_CONTROL_MEMORY_LOOK:
+    return sizeof(struct kvp_control_free);
   default:
     return 0;
   }
 }
 
-/* *wants_reply: false for a part of an import that goes on, and for what is answered later. */
+/* *wants_reply: false for a part of an import that goes on, for what is answered later, and for what has another
+ * answer. */
 static enum kvp_status message_handle(struct kvp_control *control, bool *wants_reply, struct kvp_error *error) {
   *wants_reply = true;
   switch (control->message.kind) {
@@ -328,6 +342,10 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
     return removal_ask(control, KVP_REMOVE_BUFFER, message_id(control), wants_reply, error);
   case KVP_CONTROL_RING_ATTACH:
     return ring_attach(control, error);
+  case KVP_CONTROL_MEMORY_LOOK:
+    free_send(control);
+    *wants_reply = false;
+    return KVP_OK;
   default:
     return removal_ask(control, KVP_REMOVE_RING, message_id(control), wants_reply, error);
   }

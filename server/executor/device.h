@@ -86,6 +86,9 @@ enum kvp_device_array {
 struct kvp_device_op {
   enum kvp_device_op_kind kind;
   uint32_t host_arrays; /* kvp_device_array: those that came with the step; all others are in device memory */
+  /* It may run at once with the ops before it, back to the first one that doesn't join: none of them writes what another
+   * one reads or writes. Of parts of one assemble: at most two loads, one copy and one store. */
+  bool joins;
   union {
     struct kvp_store_params store;
     struct kvp_load_params load;
@@ -104,7 +107,7 @@ struct kvp_device_op {
   struct kvp_op_counts counts; /* zeroed by the caller, filled by the device */
   uint64_t started_ns;
   uint64_t finished_ns;
-  struct kvp_device_op *next; /* of the same step; after the launch the device's */
+  struct kvp_device_op *next; /* of the same step; that of its signal is the device's after the launch */
 };
 
 /* Memory of the device, mapped into one range of addresses with something unmapped on both sides. */
@@ -180,8 +183,10 @@ struct kvp_device_backend {
   /* A chain, a step or a leg of one: ops linked by `next`, the last one and only that a signal. False: there is no
    * room for it at the moment and nothing was launched; there will be when something that was launched has ended. */
   bool (*launch)(struct kvp_device_queue *queue, struct kvp_device_op *first);
-  /* The chain's signal was seen: counts, times and bytes read are put where the ops say. NULL: they are there. */
-  void (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first);
+  /* The chain's signal was seen: counts, times and bytes read are put where the ops say. Anything but KVP_OK: one of
+   * its ops could not be launched; those before it have run, those behind it have not, and nothing was put anywhere.
+   * NULL: never that, and they are there. */
+  enum kvp_status (*collect)(struct kvp_device_queue *queue, struct kvp_device_op *first, struct kvp_error *error);
 };
 
 /* The one place that knows which backends this program has: "host:N, cuda:N". */

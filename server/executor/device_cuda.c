@@ -33,7 +33,7 @@ static cudaError_t clock_calibrate(struct kvp_cuda_device *device, const char **
 }
 
 static void device_free(struct kvp_cuda_device *device) {
-  const bool frees_memory = !kvp_cuda_is_lost(device) && !device->is_stuck;
+  const bool frees_memory = kvp_cuda_frees_memory(device);
   for (uint32_t i = 0; frees_memory && i < kvp_cuda_streams_max; i++) {
     if (device->streams[i] != NULL) {
       (void)cudaStreamDestroy(device->streams[i]);
@@ -46,6 +46,27 @@ static void device_free(struct kvp_cuda_device *device) {
     kvp_cuda_staging_deinit(&device->staging, frees_memory);
   }
   free(device);
+}
+
+/* All of them now, and each with what the driver gives a stream at its first launch: steps must not find out that there
+ * is no memory for it. */
+static cudaError_t streams_make(struct kvp_cuda_device *device, const char **call) {
+  cudaError_t code = cudaSuccess;
+  for (uint32_t i = 0; i < kvp_cuda_streams_max && code == cudaSuccess; i++) {
+    *call = "cudaStreamCreateWithFlags";
+    code = cudaStreamCreateWithFlags(&device->streams[i], cudaStreamNonBlocking);
+    if (code != cudaSuccess) {
+      device->streams[i] = NULL;
+      break;
+    }
+    *call = "kvp_cuda_empty_launch";
+    code = kvp_cuda_empty_launch(NULL, device->streams[i]);
+  }
+  if (code == cudaSuccess) {
+    *call = "cudaDeviceSynchronize";
+    code = cudaDeviceSynchronize();
+  }
+  return code;
 }
 
 static enum kvp_status cuda_open(const char *name, const struct kvp_device_options *options, struct kvp_device **out,
@@ -67,6 +88,9 @@ static enum kvp_status cuda_open(const char *name, const struct kvp_device_optio
     if (status != KVP_OK) {
       goto err_device;
     }
+    code = streams_make(device, &call);
+  }
+  if (code == cudaSuccess) {
     code = clock_calibrate(device, &call);
   }
   if (code != cudaSuccess) {
@@ -86,7 +110,7 @@ static void cuda_thread_begin(struct kvp_device *base) {
   struct kvp_cuda_device *device = kvp_cuda_device_of(base);
   const cudaError_t code = cudaSetDevice(device->ordinal);
   if (code != cudaSuccess) {
-    kvp_cuda_lose(device, (int)code, "cudaSetDevice");
+    kvp_cuda_lose(device, (int)code, "cudaSetDevice"); /* the context is there: this takes no memory */
   }
 }
 
@@ -95,16 +119,16 @@ static void cuda_stop(struct kvp_device *base) {
   struct kvp_cuda_device *device = kvp_cuda_device_of(base);
   const uint64_t began_ns = kvp_clock_ns();
   const struct timespec pause = {.tv_nsec = 200000};
-  for (uint32_t i = 0; i < kvp_cuda_streams_max && !kvp_cuda_is_lost(device) && !device->is_stuck;) {
-    const cudaError_t code = device->streams[i] == NULL ? cudaSuccess : cudaStreamQuery(device->streams[i]);
+  for (uint32_t i = 0; i < kvp_cuda_streams_max && kvp_cuda_frees_memory(device);) {
+    const cudaError_t code = cudaStreamQuery(device->streams[i]);
     if (code == cudaSuccess) {
       i++;
     } else if (code != cudaErrorNotReady) {
-      kvp_cuda_lose(device, (int)code, "cudaStreamQuery");
+      kvp_cuda_lose(device, (int)code, "cudaStreamQuery"); /* whatever it is: nothing waits for what follows */
     } else if (kvp_clock_ns() - began_ns > stop_wait_ns) {
       kvp_log(KVP_LOG_WARNING, "device_stuck", "text=\"launched steps did not end in %llu ms\"",
               (unsigned long long)(stop_wait_ns / 1000000));
-      device->is_stuck = true;
+      atomic_store(&device->is_stuck, true);
     } else {
       (void)nanosleep(&pause, NULL);
     }
@@ -120,7 +144,7 @@ static void cuda_describe(const struct kvp_device *device, struct kvp_device_des
   size_t free_bytes = 0, total_bytes = 0;
   *out = cuda->description;
   out->memory_granularity_bytes = cuda->granularity_bytes;
-  if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+  if (!kvp_cuda_is_lost(cuda) && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
     out->memory_free_bytes = free_bytes;
     out->memory_bytes = total_bytes;
   }

@@ -19,6 +19,7 @@
 enum {
   kvp_cuda_streams_max = 64,   /* more would not run side by side anyway */
   kvp_cuda_fused_ops_max = 64, /* layers of a model */
+  kvp_cuda_parts_max = 4,      /* of an assemble */
   kvp_cuda_direct_ops_max = 2,
   kvp_cuda_direct_bytes_max = 16 << 10, /* of a step's arrays that kernels read from host memory themselves */
 };
@@ -34,9 +35,10 @@ struct kvp_cuda_device {
 
   atomic_int lost_code; /* cudaError_t; 0: it works */
   _Atomic(const char *) lost_call;
-  bool is_stuck; /* what was launched didn't end in time: nothing of it may be freed */
+  atomic_bool is_stuck;     /* what was launched didn't end in time: nothing of it may be freed */
+  atomic_int told_bug_code; /* the last one that was logged */
 
-  /* Control thread. */
+  /* Control thread; any thread may ask it whether the context still works. */
   cudaStream_t control_stream;
 
   /* Serving thread. */
@@ -44,12 +46,13 @@ struct kvp_cuda_device {
   struct kvp_device_clock clock;
   struct kvp_step_layout layout;
   struct kvp_device_op *ops[kvp_device_ops_per_step_max];            /* scratch */
-  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];            /* scratch: fused stores that go together */
+  struct kvp_device_op fused_ops[kvp_cuda_fused_ops_max];            /* scratch: ops that go together */
   struct kvp_fused_store_params replay_ops[kvp_cuda_replay_ops_max]; /* scratch: of a replay's launch */
   struct kvp_device_writes fused_writes[kvp_cuda_fused_ops_max];     /* scratch: what they write */
-  cudaStream_t streams[kvp_cuda_streams_max];                        /* NULL: not made yet */
-  cudaStream_t last_stream;
+  cudaStream_t streams[kvp_cuda_streams_max];
+  cudaStream_t last_stream; /* NULL: nothing was launched yet */
   uint32_t queue_count;
+  struct kvp_device_queue *unsignalled; /* queues whose last step waits for its signal to be launched */
 };
 
 static inline struct kvp_cuda_device *kvp_cuda_device_of(struct kvp_device *device) {
@@ -58,6 +61,10 @@ static inline struct kvp_cuda_device *kvp_cuda_device_of(struct kvp_device *devi
 
 static inline bool kvp_cuda_is_lost(const struct kvp_cuda_device *device) {
   return atomic_load_explicit(&device->lost_code, memory_order_acquire) != 0;
+}
+
+static inline bool kvp_cuda_frees_memory(const struct kvp_cuda_device *device) {
+  return !kvp_cuda_is_lost(device) && !atomic_load(&device->is_stuck);
 }
 
 /* ---- device_cuda_memory.c: control thread ---- */
@@ -83,12 +90,15 @@ enum kvp_status kvp_cuda_queue_create(struct kvp_device *device, struct kvp_devi
                                       struct kvp_error *error);
 void kvp_cuda_queue_destroy(struct kvp_device *device, struct kvp_device_queue *queue);
 bool kvp_cuda_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *first);
-void kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op *first);
+enum kvp_status kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op *first,
+                                       struct kvp_error *error);
+/* Launches the signals that there was no memory for. */
+void kvp_cuda_queues_signal(struct kvp_cuda_device *device);
 
 /* ---- device_cuda_launch.c: serving thread ---- */
 
-/* Everything of one step onto the stream. layout and run: the step's. */
-cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
+/* Everything of one step onto the stream but its signal, which is put into the run. layout and run: the step's. */
+cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, struct kvp_cuda_run *run,
                                  struct kvp_device_op *first, cudaStream_t stream);
 
 /* ---- device_cuda_fused.c: serving thread ---- */

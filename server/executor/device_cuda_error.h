@@ -16,13 +16,18 @@ enum kvp_cuda_error_class kvp_cuda_error_classify(int code);
 /* While a device is opened: one that an MPS server or its other users will let go of by themselves. */
 bool kvp_cuda_error_is_passing(int code);
 
-/* code, not success, came from `call` on the way to what the rest says. A lost device is remembered as such. */
+/* What is to be done about a code, not success, that came from `call`: a context that is lost is remembered as such, a
+ * bug is logged. A bug after which the context does not answer either is a loss. Any thread. */
+enum kvp_cuda_error_class kvp_cuda_settle(struct kvp_cuda_device *device, int code, const char *call);
+
+/* The same, and *error: what the rest says, and for memory that is not there, how much is. */
 enum kvp_status kvp_cuda_error_set(struct kvp_cuda_device *device, int code, const char *call,
                                    struct kvp_error *error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
 /* Nothing works from here on; the first call that finds it is kept. Any thread. */
 void kvp_cuda_lose(struct kvp_cuda_device *device, int code, const char *call);
+enum kvp_status kvp_cuda_lost_error(const struct kvp_cuda_device *device, struct kvp_error *error);
 enum kvp_status kvp_cuda_check(struct kvp_device *device, struct kvp_error *error);
 
 #endif

@@ -1,6 +1,7 @@
-/* One chain, a step or a leg of one, onto a stream: its arrays, its ops, its end. Serving thread.
+/* One chain, a step or a leg of one, onto a stream: its arrays, its ops; the signal behind them is the queue's. Serving
+ * thread.
  *
- * The first error ends it; what was launched before may run, but its signal never comes.
+ * The first error ends it: what was launched before runs, nothing behind it is launched.
  */
 #include <assert.h>
 #include <string.h>
@@ -181,21 +182,65 @@ static cudaError_t replay_launch(struct kvp_cuda_device *device, const struct st
   return code;
 }
 
-/* Every op of the step; *signal: what is behind them. */
+/* The op and those that join it; *launched: how many. */
+static cudaError_t parts_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                                const struct kvp_device_op *first, uint32_t index, uint32_t *launched) {
+  struct kvp_cuda_assembly assembly;
+  uint32_t load_count = 0;
+  uint32_t count = 0;
+  memset(&assembly, 0, sizeof assembly);
+  for (const struct kvp_device_op *op = first; op == first || op->joins; op = op->next, count++) {
+    struct kvp_cuda_counts *counts = &place->counts[index + count];
+    assert(count < kvp_cuda_parts_max);
+    device->fused_ops[count] = op_staged(device, place, op, index + count);
+    const struct kvp_device_op *staged = &device->fused_ops[count];
+    if (op->kind == KVP_DEVICE_LOAD) {
+      assert(load_count < 2);
+      assembly.loads[load_count] = &staged->params.load;
+      assembly.load_counts[load_count++] = counts;
+    } else if (op->kind == KVP_DEVICE_COPY_ROWS) {
+      assembly.copy = &staged->params.copy_rows;
+      assembly.copy_counts = counts;
+    } else {
+      assert(op->kind == KVP_DEVICE_STORE && assembly.store == NULL);
+      assembly.store = &staged->params.store;
+      assembly.store_counts = counts;
+    }
+  }
+  *launched = count;
+  return kvp_cuda_assemble_launch(&assembly, place->stream);
+}
+
+/* What is launched at once from this op on; *launched: how many ops. */
+static cudaError_t group_launch(struct kvp_cuda_device *device, const struct step_place *place,
+                                const struct kvp_device_op *first, uint32_t index, uint32_t *launched) {
+  if (first->kind == KVP_DEVICE_FUSED_STORE) {
+    return fused_ops_launch(device, place, first, index, launched);
+  }
+  if (first->kind == KVP_DEVICE_REPLAY) {
+    return replay_launch(device, place, first, index, launched);
+  }
+  if (first->next->joins) {
+    return parts_launch(device, place, first, index, launched);
+  }
+  *launched = 1;
+  return op_launch(device, place, first, index);
+}
+
+/* Every op of the step; *reached: how many were launched. */
 static cudaError_t ops_launch(struct kvp_cuda_device *device, const struct step_place *place,
-                              const struct kvp_device_op *first, const struct kvp_device_op **signal) {
+                              const struct kvp_device_op *first, uint32_t *reached) {
   const struct kvp_device_op *op = first;
   cudaError_t code = cudaSuccess;
-  for (uint32_t index = 0; code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL;) {
-    uint32_t launched = 1;
-    code = op->kind == KVP_DEVICE_FUSED_STORE ? fused_ops_launch(device, place, op, index, &launched)
-           : op->kind == KVP_DEVICE_REPLAY    ? replay_launch(device, place, op, index, &launched)
-                                              : op_launch(device, place, op, index);
-    for (; launched > 0; launched--, index++) {
+  uint32_t index = 0;
+  while (code == cudaSuccess && op->kind != KVP_DEVICE_SIGNAL) {
+    uint32_t launched = 0;
+    code = group_launch(device, place, op, index, &launched);
+    for (; code == cudaSuccess && launched > 0; launched--, index++) {
       op = op->next;
     }
   }
-  *signal = op;
+  *reached = index;
   return code;
 }
 
@@ -206,7 +251,25 @@ static bool arrays_are_read_in_place(const struct kvp_step_layout *layout, const
          layout->arrays_bytes <= kvp_cuda_direct_bytes_max;
 }
 
-cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
+/* The end of the step, whatever became of its ops. */
+static void signal_make(const struct step_place *place, const uint8_t *host_on_device,
+                        const struct kvp_step_layout *layout, const struct kvp_device_op *first,
+                        struct kvp_cuda_run *run) {
+  const struct kvp_device_op *op = first;
+  while (op->kind != KVP_DEVICE_SIGNAL) {
+    op = op->next;
+  }
+  run->signal = (struct kvp_cuda_signal){
+      .counts = place->counts,
+      .found = (struct kvp_cuda_counts *)(void *)(host_on_device + run->found_offset_bytes),
+      .finished_ns = (uint64_t *)(void *)(host_on_device + run->finished_offset_bytes),
+      .timeline = (uint64_t *)(void *)op->params.signal.timeline,
+      .value = op->params.signal.value,
+      .op_count = layout->op_count,
+  };
+}
+
+cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, struct kvp_cuda_run *run,
                                  struct kvp_device_op *first, cudaStream_t stream) {
   const struct kvp_cuda_staging *staging = &device->staging;
   const struct kvp_step_layout *layout = &device->layout;
@@ -217,6 +280,7 @@ cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kv
       .counts = kvp_cuda_run_counts(staging, run),
       .stream = stream,
   };
+  signal_make(&place, host_on_device, layout, first, run);
   kvp_step_layout_copy(layout, place.host);
   cudaError_t code = kvp_cuda_failpoint_pass(stream);
   if (code == cudaSuccess && !arrays_are_read_in_place(layout, first)) {
@@ -226,20 +290,5 @@ cudaError_t kvp_cuda_step_launch(struct kvp_cuda_device *device, const struct kv
                ? cudaSuccess
                : cudaMemcpyAsync(arrays, place.host, layout->arrays_bytes, cudaMemcpyHostToDevice, stream);
   }
-  const struct kvp_device_op *op = NULL;
-  if (code == cudaSuccess) {
-    code = ops_launch(device, &place, first, &op);
-  }
-  if (code != cudaSuccess) {
-    return code;
-  }
-  const struct kvp_cuda_signal signal = {
-      .counts = place.counts,
-      .found = (struct kvp_cuda_counts *)(void *)(host_on_device + run->found_offset_bytes),
-      .finished_ns = (uint64_t *)(void *)(host_on_device + run->finished_offset_bytes),
-      .timeline = (uint64_t *)(void *)op->params.signal.timeline,
-      .value = op->params.signal.value,
-      .op_count = layout->op_count,
-  };
-  return kvp_cuda_signal_launch(&signal, stream);
+  return code == cudaSuccess ? ops_launch(device, &place, first, &run->failed_op) : code;
 }

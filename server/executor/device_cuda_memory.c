@@ -50,7 +50,7 @@ static CUdeviceptr address_of(const struct mapped_memory *memory, uint64_t offse
 }
 
 static void memory_free(struct kvp_cuda_device *device, struct mapped_memory *memory) {
-  if (!kvp_cuda_is_lost(device) && !device->is_stuck) {
+  if (kvp_cuda_frees_memory(device)) {
     if (memory->mapped_bytes > 0) {
       (void)device->driver.unmap(address_of(memory, 0), memory->mapped_bytes);
     }
@@ -87,26 +87,23 @@ static struct mapped_memory *range_reserve(struct kvp_cuda_device *device, uint6
   return memory;
 }
 
-/* Maps a chunk behind those that are mapped and lets the device use it; the handle stays the caller's. */
-static enum kvp_status chunk_map(struct kvp_cuda_device *device, struct mapped_memory *memory,
-                                 CUmemGenericAllocationHandle handle, uint64_t bytes, struct kvp_error *error) {
+/* Maps a chunk behind those that are mapped and lets the device use it; the handle stays the caller's. *call: which one
+ * failed. */
+static CUresult chunk_map(struct kvp_cuda_device *device, struct mapped_memory *memory,
+                          CUmemGenericAllocationHandle handle, uint64_t bytes, const char **call) {
   const uint64_t offset = memory->mapped_bytes;
+  *call = "cuMemMap";
   CUresult code = device->driver.map(address_of(memory, offset), bytes, 0, handle, 0);
   if (code != CUDA_SUCCESS) {
-    return kvp_cuda_error_set(device, (int)code, "cuMemMap", error, "a chunk of %llu bytes at offset %llu",
-                              (unsigned long long)bytes, (unsigned long long)offset);
+    return code;
   }
   memory->mapped_bytes += bytes;
   const CUmemAccessDesc access = {
       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal},
       .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
   };
-  code = device->driver.set_access(address_of(memory, offset), bytes, &access, 1);
-  if (code != CUDA_SUCCESS) {
-    return kvp_cuda_error_set(device, (int)code, "cuMemSetAccess", error, "a chunk of %llu bytes at offset %llu",
-                              (unsigned long long)bytes, (unsigned long long)offset);
-  }
-  return KVP_OK;
+  *call = "cuMemSetAccess";
+  return device->driver.set_access(address_of(memory, offset), bytes, &access, 1);
 }
 
 /* Memory comes with the bytes of whoever had it before. */
@@ -129,6 +126,7 @@ static enum kvp_status chunk_create(struct kvp_cuda_device *device, struct mappe
                                     uint64_t bytes, int *fd, struct kvp_error *error) {
   const CUmemAllocationProp properties = chunk_properties(device);
   const uint64_t offset = memory->mapped_bytes;
+  const char *call = "cuMemExportToShareableHandle";
   CUmemGenericAllocationHandle handle = 0;
   CUresult code = device->driver.create(&handle, bytes, &properties, 0);
   if (code != CUDA_SUCCESS) {
@@ -139,13 +137,14 @@ static enum kvp_status chunk_create(struct kvp_cuda_device *device, struct mappe
   *fd = -1;
   enum kvp_status status = KVP_OK;
   code = device->driver.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  if (code != CUDA_SUCCESS) {
-    status = kvp_cuda_error_set(device, (int)code, "cuMemExportToShareableHandle", error, "memory '%s'", name);
-  } else {
+  if (code == CUDA_SUCCESS) {
     (void)fcntl(*fd, F_SETFD, FD_CLOEXEC);
-    status = chunk_map(device, memory, handle, bytes, error);
+    code = chunk_map(device, memory, handle, bytes, &call);
   }
-  if (status == KVP_OK) {
+  if (code != CUDA_SUCCESS) {
+    status = kvp_cuda_error_set(device, (int)code, call, error, "memory '%s': a chunk of %llu bytes at offset %llu",
+                                name, (unsigned long long)bytes, (unsigned long long)offset);
+  } else {
     status = chunk_zero(device, memory, offset, bytes, error);
   }
   if (!kvp_cuda_is_lost(device)) {
@@ -175,6 +174,9 @@ static enum kvp_status memory_fits(struct kvp_cuda_device *device, const char *n
 enum kvp_status kvp_cuda_memory_create(struct kvp_device *base, const char *name, uint64_t bytes, int *fds,
                                        struct kvp_memory **out, struct kvp_error *error) {
   struct kvp_cuda_device *device = kvp_cuda_device_of(base);
+  if (kvp_cuda_is_lost(device)) {
+    return kvp_cuda_lost_error(device, error);
+  }
   enum kvp_status status = memory_fits(device, name, bytes, error);
   if (status != KVP_OK) {
     return status;
@@ -207,17 +209,31 @@ err_chunks:
   return status;
 }
 
+/* What makes no sense to the driver is a descriptor that is not what we were told. */
+static enum kvp_status import_error_set(struct kvp_cuda_device *device, CUresult code, const char *call,
+                                        uint64_t bytes, uint64_t offset, struct kvp_error *error) {
+  if (kvp_cuda_error_classify((int)code) == KVP_CUDA_BUG) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "a chunk of %llu bytes at offset %llu: %s: %s (%d)",
+                         (unsigned long long)bytes, (unsigned long long)offset, call,
+                         cudaGetErrorName((cudaError_t)code), (int)code);
+  }
+  return kvp_cuda_error_set(device, (int)code, call, error, "a chunk of %llu bytes at offset %llu",
+                            (unsigned long long)bytes, (unsigned long long)offset);
+}
+
 static enum kvp_status chunk_import(struct kvp_cuda_device *device, struct mapped_memory *memory, int fd,
                                     uint64_t bytes, struct kvp_error *error) {
+  const uint64_t offset = memory->mapped_bytes;
+  const char *call = "cuMemImportFromShareableHandle";
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult code =
+  CUresult code =
       device->driver.import_handle(&handle, pointer_of((uint64_t)fd), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   if (code != CUDA_SUCCESS) {
-    return kvp_cuda_error_set(device, (int)code, "cuMemImportFromShareableHandle", error,
-                              "a chunk of %llu bytes at offset %llu", (unsigned long long)bytes,
-                              (unsigned long long)memory->mapped_bytes);
+    return import_error_set(device, code, call, bytes, offset, error);
   }
-  enum kvp_status status = chunk_map(device, memory, handle, bytes, error);
+  code = chunk_map(device, memory, handle, bytes, &call);
+  const enum kvp_status status =
+      code == CUDA_SUCCESS ? KVP_OK : import_error_set(device, code, call, bytes, offset, error);
   if (!kvp_cuda_is_lost(device)) {
     (void)device->driver.release(handle);
   }
@@ -228,6 +244,9 @@ enum kvp_status kvp_cuda_memory_import(struct kvp_device *base, uint64_t bytes, 
                                        const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
                                        struct kvp_error *error) {
   struct kvp_cuda_device *device = kvp_cuda_device_of(base);
+  if (kvp_cuda_is_lost(device)) {
+    return kvp_cuda_lost_error(device, error);
+  }
   struct mapped_memory *memory = range_reserve(device, bytes, error);
   if (memory == NULL) {
     return (enum kvp_status)error->status;
@@ -244,9 +263,7 @@ enum kvp_status kvp_cuda_memory_import(struct kvp_device *base, uint64_t bytes, 
   }
   if (status != KVP_OK) {
     memory_free(device, memory);
-    /* What makes no sense to the driver is a descriptor that is not what we were told. */
-    error->status = (int32_t)(status == KVP_INTERNAL ? KVP_INVALID_ARGUMENT : status);
-    return (enum kvp_status)error->status;
+    return status;
   }
   *out = &memory->base;
   return KVP_OK;

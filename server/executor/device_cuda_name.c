@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/limits.h"
+
 static const char prefix[] = "cuda:";
 static const char uuid_prefix[] = "GPU-";
 static const char hex_digits[] = "0123456789abcdefABCDEF";
@@ -40,6 +42,10 @@ enum kvp_status kvp_cuda_name_parse(const char *name, struct kvp_cuda_name *out,
     const size_t digits = strspn(rest, "0123456789");
     if (digits > 0 && digits <= index_digits_max && rest[digits] == '\0') {
       out->index = (uint32_t)strtoul(rest, NULL, 10);
+      if (out->index > kvp_cuda_device_index_max) {
+        return kvp_error_set(error, KVP_INVALID_ARGUMENT, "device '%s': the last CUDA device is cuda:%d", name,
+                             kvp_cuda_device_index_max);
+      }
       return KVP_OK;
     }
     if (strncmp(rest, uuid_prefix, strlen(uuid_prefix)) == 0) {

@@ -15,7 +15,7 @@ struct kvp_cuda_name {
   uint8_t uuid[kvp_cuda_uuid_bytes];
 };
 
-/* name: as the user gave it, "cuda:" in front. */
+/* name: as the user gave it, "cuda:" in front; digits of a UUID in upper or lower case. */
 enum kvp_status kvp_cuda_name_parse(const char *name, struct kvp_cuda_name *out, struct kvp_error *error);
 
 /* "GPU-01234567-89ab-cdef-0123-456789abcdef", as nvidia-smi -L has it. */

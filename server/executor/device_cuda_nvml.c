@@ -2,7 +2,7 @@
 #include "server/executor/device_cuda_nvml.h"
 
 #include <dlfcn.h>
-#include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ struct nvml {
   int (*init)(void);
   int (*shutdown)(void);
   int (*driver_version)(char *version, unsigned int bytes);
-  int (*device_by_index)(unsigned int index, nvml_device_t *out);
+  int (*device_by_pci)(const char *bus_id, nvml_device_t *out);
   int (*device_by_uuid)(const char *uuid, nvml_device_t *out);
   int (*processes)(nvml_device_t device, unsigned int *count, struct nvml_process *out);
   int (*mps_processes)(nvml_device_t device, unsigned int *count, struct nvml_process *out);
@@ -42,7 +42,7 @@ static bool nvml_open(struct nvml *nvml) {
       {"nvmlInit_v2", &nvml->init},
       {"nvmlShutdown", &nvml->shutdown},
       {"nvmlSystemGetDriverVersion", &nvml->driver_version},
-      {"nvmlDeviceGetHandleByIndex_v2", &nvml->device_by_index},
+      {"nvmlDeviceGetHandleByPciBusId_v2", &nvml->device_by_pci},
       {"nvmlDeviceGetHandleByUUID", &nvml->device_by_uuid},
       {"nvmlDeviceGetComputeRunningProcesses_v3", &nvml->processes},
       {"nvmlDeviceGetMPSComputeRunningProcesses_v3", &nvml->mps_processes},
@@ -112,42 +112,59 @@ static void comm_read(unsigned int pid, char out[comm_bytes_max]) {
   }
 }
 
-/* Appends those that are not in the list yet. */
-static void processes_append(const struct nvml_process *processes, unsigned int count, char *out, size_t bytes) {
-  for (unsigned int i = 0; i < count; i++) {
+/* Those that were told so far. */
+struct process_list {
+  char *text;
+  size_t bytes;
+  unsigned int pids[2 * processes_max];
+  unsigned int count;
+};
+
+static bool is_listed(const struct process_list *list, unsigned int pid) {
+  unsigned int i = 0;
+  while (i < list->count && list->pids[i] != pid) {
+    i++;
+  }
+  return i < list->count;
+}
+
+/* Appends those that are not in the list yet, nor this one. */
+static void processes_append(struct process_list *list, const struct nvml_process *processes, unsigned int count) {
+  for (unsigned int i = 0; i < count && i < processes_max; i++) {
     char entry[comm_bytes_max + 32];
     char comm[comm_bytes_max];
-    if (processes[i].pid == (unsigned int)getpid()) {
+    const unsigned int pid = processes[i].pid;
+    if (pid == (unsigned int)getpid() || is_listed(list, pid)) {
       continue;
     }
-    comm_read(processes[i].pid, comm);
-    (void)snprintf(entry, sizeof entry, "%u %s", processes[i].pid, comm);
-    const size_t used = strlen(out);
-    if (strstr(out, entry) == NULL && used + strlen(entry) + sizeof ", " <= bytes) {
-      (void)snprintf(out + used, bytes - used, "%s%s", used == 0 ? "" : ", ", entry);
+    list->pids[list->count++] = pid;
+    comm_read(pid, comm);
+    (void)snprintf(entry, sizeof entry, "%u %s", pid, comm);
+    const size_t used = strlen(list->text);
+    if (used + strlen(entry) + sizeof ", " <= list->bytes) {
+      (void)snprintf(list->text + used, list->bytes - used, "%s%s", used == 0 ? "" : ", ", entry);
     }
   }
 }
 
-void kvp_nvml_processes(const struct kvp_cuda_name *name, char *out, size_t bytes) {
+void kvp_nvml_processes(const char *gpu, char *out, size_t bytes) {
   struct nvml nvml;
   out[0] = '\0';
   if (!nvml_open(&nvml)) {
     return;
   }
-  char uuid[kvp_cuda_uuid_text_bytes];
-  kvp_cuda_uuid_format(name->uuid, uuid);
   nvml_device_t device = NULL;
-  const int found = name->by_uuid ? nvml.device_by_uuid(uuid, &device) : nvml.device_by_index(name->index, &device);
-  if (found == 0) {
+  const bool by_uuid = strncmp(gpu, "GPU-", sizeof "GPU-" - 1) == 0;
+  if ((by_uuid ? nvml.device_by_uuid(gpu, &device) : nvml.device_by_pci(gpu, &device)) == 0) {
+    struct process_list list = {.text = out, .bytes = bytes};
     struct nvml_process processes[processes_max];
     unsigned int count = processes_max;
     if (nvml.mps_processes(device, &count, processes) == 0) {
-      processes_append(processes, count, out, bytes);
+      processes_append(&list, processes, count);
     }
     count = processes_max;
     if (nvml.processes(device, &count, processes) == 0) {
-      processes_append(processes, count, out, bytes);
+      processes_append(&list, processes, count);
     }
   }
   nvml_close(&nvml);

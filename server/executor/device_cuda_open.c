@@ -12,7 +12,7 @@
 #include "server/executor/device_cuda_nvml.h"
 #include "server/log.h"
 
-enum { processes_bytes_max = 200, gpus_bytes_max = 200 };
+enum { processes_bytes_max = 160, gpus_bytes_max = 200, pci_bytes_max = 32, no_ordinal = -1 };
 
 /* Before the first call that looks for a driver; what the user has set stays. More than the 8 connections that CUDA
  * makes by itself are not asked for: 32 make a context take half a second to come up instead of a tenth. */
@@ -39,28 +39,53 @@ static enum kvp_status driver_missing(const char *name, struct kvp_error *error)
                        has, needs);
 }
 
+/* The GPU's UUID or its PCI address, the same for everybody; "" while neither is known. */
+static void gpu_address(const struct kvp_cuda_device *device, const struct kvp_cuda_name *parsed,
+                        char out[kvp_cuda_uuid_text_bytes]) {
+  _Static_assert((int)pci_bytes_max <= (int)kvp_cuda_uuid_text_bytes, "either of them fits");
+  out[0] = '\0';
+  if (parsed->by_uuid) {
+    kvp_cuda_uuid_format(parsed->uuid, out);
+  } else if (device->ordinal != no_ordinal &&
+             cudaDeviceGetPCIBusId(out, pci_bytes_max, device->ordinal) != cudaSuccess) {
+    out[0] = '\0';
+  }
+}
+
 /* Somebody else's fault or presence: it can be tried again soon. */
-static enum kvp_status gpu_busy(const char *name, const struct kvp_cuda_name *parsed, int code, const char *call,
+static enum kvp_status gpu_busy(const struct kvp_cuda_device *device, const char *name,
+                                const struct kvp_cuda_name *parsed, int code, const char *call,
                                 struct kvp_error *error) {
-  char processes[processes_bytes_max];
-  kvp_nvml_processes(parsed, processes, sizeof processes);
-  return kvp_error_set(error, KVP_BUSY, "device '%s': %s: %s: %s; %s%s", name, call,
+  char gpu[kvp_cuda_uuid_text_bytes];
+  char processes[processes_bytes_max] = "";
+  gpu_address(device, parsed, gpu);
+  if (gpu[0] != '\0') {
+    kvp_nvml_processes(gpu, processes, sizeof processes);
+  }
+  return kvp_error_set(error, KVP_BUSY, "device '%s': %s: %s: %s; processes on %s: %s", name, call,
                        cudaGetErrorName((cudaError_t)code),
                        code == cudaErrorDevicesUnavailable ? "others use the GPU exclusively"
                                                            : "the MPS server takes no new client at the moment",
-                       processes[0] == '\0' ? "processes on it: not known" : "processes on it: ", processes);
+                       gpu[0] == '\0' ? "it" : gpu, processes[0] == '\0' ? "not known" : processes);
 }
 
 static enum kvp_status open_error(struct kvp_cuda_device *device, const char *name,
                                   const struct kvp_cuda_name *parsed, int code, const char *call,
                                   struct kvp_error *error) {
   if (kvp_cuda_error_is_passing(code)) {
-    return gpu_busy(name, parsed, code, call, error);
+    return gpu_busy(device, name, parsed, code, call, error);
   }
   switch (code) {
   case cudaErrorInsufficientDriver:
+  case cudaErrorCallRequiresNewerDriver:
   case cudaErrorStubLibrary:
     return driver_missing(name, error);
+  case cudaErrorSystemDriverMismatch:
+  case cudaErrorCompatNotSupportedOnDevice:
+    return kvp_error_set(error, KVP_VERSION_MISMATCH,
+                         "device '%s': the driver's library and its kernel module don't fit each other (%s): reboot "
+                         "after an update; in a container take the host's libraries",
+                         name, cudaGetErrorName((cudaError_t)code));
   case cudaErrorNoDevice:
     return kvp_error_set(error, KVP_INVALID_ARGUMENT,
                          "device '%s': the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES is %s)", name,
@@ -102,7 +127,7 @@ static enum kvp_status gpu_find(struct kvp_cuda_device *device, const char *name
     device->ordinal = (int)parsed->index;
     return KVP_OK;
   }
-  for (int i = 0; parsed->by_uuid && i < count; i++) {
+  for (int i = 0; parsed->by_uuid && i < count && i <= kvp_cuda_device_index_max; i++) {
     struct cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, i) == cudaSuccess &&
         memcmp(properties.uuid.bytes, parsed->uuid, kvp_cuda_uuid_bytes) == 0) {
@@ -175,6 +200,7 @@ enum kvp_status kvp_cuda_gpu_open(struct kvp_cuda_device *device, const char *na
     return status;
   }
   environment_set();
+  device->ordinal = no_ordinal;
   const uint64_t began_ns = kvp_clock_ns();
   if ((status = gpu_find(device, name, &parsed, error)) != KVP_OK ||
       (status = gpu_describe(device, name, &parsed, error)) != KVP_OK) {

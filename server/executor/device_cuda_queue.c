@@ -13,6 +13,8 @@ struct kvp_device_queue {
   uint32_t number;
   struct kvp_cuda_run *first; /* of steps launched and not collected, in order */
   struct kvp_cuda_run *last;
+  bool is_signalled; /* the signal of `last` was launched, or nothing was */
+  struct kvp_device_queue *next_unsignalled;
 };
 
 enum kvp_status kvp_cuda_queue_create(struct kvp_device *device, struct kvp_device_queue **out,
@@ -23,6 +25,7 @@ enum kvp_status kvp_cuda_queue_create(struct kvp_device *device, struct kvp_devi
   }
   queue->device = kvp_cuda_device_of(device);
   queue->number = queue->device->queue_count++;
+  queue->is_signalled = true;
   *out = queue;
   return KVP_OK;
 }
@@ -32,24 +35,54 @@ void kvp_cuda_queue_destroy(struct kvp_device *device, struct kvp_device_queue *
   free(queue);
 }
 
-/* The queue's stream, made when it is needed first. NULL: the device is lost. */
 static cudaStream_t stream_of(const struct kvp_device_queue *queue) {
+  return queue->device->streams[queue->number % kvp_cuda_streams_max];
+}
+
+/* A step ends even if an op of it could not be launched. False: there is no memory for that now. */
+static bool signal_launch(struct kvp_device_queue *queue) {
   struct kvp_cuda_device *device = queue->device;
-  cudaStream_t *stream = &device->streams[queue->number % kvp_cuda_streams_max];
-  if (*stream == NULL) {
-    const cudaError_t code = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
-    if (code != cudaSuccess) {
-      *stream = NULL;
-      kvp_cuda_lose(device, (int)code, "cudaStreamCreateWithFlags");
+  const char *call = "the launch of a step's end";
+  const cudaError_t code = kvp_cuda_signal_launch(&queue->last->signal, stream_of(queue));
+  if (code != cudaSuccess && kvp_cuda_settle(device, (int)code, call) == KVP_CUDA_BUG) {
+    kvp_cuda_lose(device, (int)code, call); /* the step would never end */
+  }
+  return code == cudaSuccess;
+}
+
+void kvp_cuda_queues_signal(struct kvp_cuda_device *device) {
+  struct kvp_device_queue **link = &device->unsignalled;
+  while (*link != NULL && !kvp_cuda_is_lost(device)) {
+    struct kvp_device_queue *queue = *link;
+    queue->is_signalled = signal_launch(queue);
+    if (queue->is_signalled) {
+      *link = queue->next_unsignalled;
+    } else {
+      link = &queue->next_unsignalled;
     }
   }
-  return *stream;
+}
+
+/* What has become of the step will be told when it is collected. */
+static void run_fail(struct kvp_cuda_device *device, struct kvp_cuda_run *run, cudaError_t code) {
+  size_t free_bytes = 0, total_bytes = 0;
+  if (kvp_cuda_settle(device, (int)code, "a launch") == KVP_CUDA_LOST) {
+    return;
+  }
+  run->failed_code = (int)code;
+  if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+    run->free_bytes = free_bytes;
+  }
 }
 
 bool kvp_cuda_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op *first) {
   struct kvp_cuda_device *device = queue->device;
   if (kvp_cuda_is_lost(device)) {
     return true; /* it never ends, but the process does */
+  }
+  kvp_cuda_queues_signal(device);
+  if (!queue->is_signalled) {
+    return kvp_cuda_is_lost(device); /* this step's signal would be that of the one before, too */
   }
   kvp_step_layout_make(&device->layout, first, sizeof(struct kvp_cuda_counts));
   struct kvp_cuda_run *run = kvp_cuda_run_take(&device->staging, &device->layout);
@@ -63,14 +96,19 @@ bool kvp_cuda_queue_launch(struct kvp_device_queue *queue, struct kvp_device_op 
   }
   queue->last = run;
   cudaStream_t stream = stream_of(queue);
-  if (stream == NULL) {
-    return true;
-  }
   device->last_stream = stream;
   run->launched_ns = kvp_clock_ns();
+  if (queue->first == run) {
+    kvp_cuda_launch_alone();
+  }
   const cudaError_t code = kvp_cuda_step_launch(device, run, first, stream);
   if (code != cudaSuccess) {
-    kvp_cuda_lose(device, (int)code, "a launch");
+    run_fail(device, run, code);
+  }
+  queue->is_signalled = kvp_cuda_is_lost(device) || signal_launch(queue);
+  if (!queue->is_signalled) {
+    queue->next_unsignalled = device->unsignalled;
+    device->unsignalled = queue;
   }
   return true;
 }
@@ -156,7 +194,25 @@ static void op_collect(struct kvp_device_op *op, const struct kvp_cuda_counts *f
   }
 }
 
-void kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op *first) {
+static enum kvp_status failure_tell(const struct kvp_cuda_device *device, const struct kvp_cuda_run *run,
+                                    struct kvp_error *error) {
+  const char *name = cudaGetErrorName((cudaError_t)run->failed_code);
+  if (kvp_cuda_error_classify(run->failed_code) == KVP_CUDA_REFUSED) {
+    return kvp_error_set(
+        error, KVP_OUT_OF_MEMORY,
+        "device op %u of %u could not be launched: %s; %llu of %llu bytes of the device are free; ops "
+        "before it have run",
+        run->failed_op, run->signal.op_count, name, (unsigned long long)run->free_bytes,
+        (unsigned long long)device->description.memory_bytes);
+  }
+  return kvp_error_set(
+      error, KVP_INTERNAL,
+      "a bug of the daemon: device op %u of %u could not be launched: %s (%d); ops before it have run",
+      run->failed_op, run->signal.op_count, name, run->failed_code);
+}
+
+enum kvp_status kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op *first,
+                                       struct kvp_error *error) {
   struct kvp_cuda_device *device = queue->device;
   struct kvp_cuda_run *run = queue->first;
   assert(run != NULL);
@@ -168,6 +224,11 @@ void kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op
   memcpy(&finished_ns, memory + run->finished_offset_bytes, sizeof finished_ns);
   const uint64_t now_ns = kvp_clock_ns();
   kvp_device_clock_observe(&device->clock, finished_ns, now_ns);
+  if (run->failed_code != 0) {
+    const enum kvp_status status = failure_tell(device, run, error);
+    kvp_cuda_run_give(&device->staging, run);
+    return status;
+  }
   uint32_t op_count = 0;
   for (struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
     op_collect(op, &found[op_count], &results);
@@ -176,4 +237,5 @@ void kvp_cuda_queue_collect(struct kvp_device_queue *queue, struct kvp_device_op
   const uint64_t end_ns = kvp_device_clock_host_ns(&device->clock, finished_ns);
   times_set(device, run, found, op_count, max_u64(min_u64(end_ns, now_ns), run->launched_ns));
   kvp_cuda_run_give(&device->staging, run);
+  return KVP_OK;
 }

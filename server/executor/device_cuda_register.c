@@ -27,6 +27,9 @@ static enum kvp_status register_writable(struct kvp_cuda_device *device, void *h
 enum kvp_status kvp_cuda_host_register(struct kvp_device *base, void *host, uint64_t bytes, bool read_only,
                                        void **out, struct kvp_error *error) {
   struct kvp_cuda_device *device = kvp_cuda_device_of(base);
+  if (kvp_cuda_is_lost(device)) {
+    return kvp_cuda_lost_error(device, error);
+  }
   enum kvp_status status = KVP_OK;
   bool is_registered = false;
   if (read_only && device->registers_read_only) {
@@ -52,7 +55,7 @@ enum kvp_status kvp_cuda_host_register(struct kvp_device *base, void *host, uint
 
 void kvp_cuda_host_unregister(struct kvp_device *base, void *host) {
   struct kvp_cuda_device *device = kvp_cuda_device_of(base);
-  if (!kvp_cuda_is_lost(device) && !device->is_stuck) {
+  if (kvp_cuda_frees_memory(device)) {
     (void)cudaHostUnregister(host);
   }
 }

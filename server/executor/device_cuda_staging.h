@@ -29,7 +29,11 @@ struct kvp_cuda_run {
   uint64_t found_offset_bytes;
   uint64_t finished_offset_bytes;
   uint64_t launched_ns;
-  struct kvp_cuda_run *next; /* of its queue */
+  struct kvp_cuda_signal signal; /* its end */
+  int failed_code;               /* cudaError_t of the launch that failed; 0: none has */
+  uint32_t failed_op;            /* which one: its number among the step's */
+  uint64_t free_bytes;           /* of the device, then */
+  struct kvp_cuda_run *next;     /* of its queue */
 };
 
 struct kvp_cuda_staging {

@@ -126,6 +126,9 @@ static const struct kvp_step_op *leg_wait_op(const struct kvp_step_leg *leg) {
 /* *value: what the word has. */
 static enum leg_state leg_look(const struct kvp_step_leg *leg, uint64_t *value) {
   const struct kvp_step_op *op = leg_wait_op(leg);
+  if (leg->step->error.status != KVP_OK) {
+    return LEG_IN_VAIN; /* a leg before it could not be launched whole */
+  }
   if (op == NULL) {
     return LEG_READY;
   }
@@ -153,11 +156,10 @@ static void wait_refuse(const struct kvp_step_leg *leg, uint64_t value) {
   }
 }
 
-/* What the step would have signalled, from op `first` on, is given up, or poisoned where nobody can write it any
- * more. */
-static void signals_end(struct kvp_step *step, void (*end)(struct kvp_ring_timelines *timelines, uint32_t word)) {
-  const uint32_t first =
-      step->launched_legs < step->leg_count ? step->legs[step->launched_legs].first_op : step->op_count;
+/* What the step would have signalled, from that leg on, is given up, or poisoned where nobody can write it any more. */
+static void signals_end(struct kvp_step *step, uint32_t leg,
+                        void (*end)(struct kvp_ring_timelines *timelines, uint32_t word)) {
+  const uint32_t first = leg < step->leg_count ? step->legs[leg].first_op : step->op_count;
   for (uint32_t i = first; i < step->op_count; i++) {
     if (step->ops[i].point != NULL) {
       end(step->timelines, step->ops[i].signal.word);
@@ -167,16 +169,19 @@ static void signals_end(struct kvp_step *step, void (*end)(struct kvp_ring_timel
 
 static void step_finish(struct kvp_step *step, struct kvp_step_list *finished) {
   if (step->is_failed) {
-    signals_end(step, kvp_ring_timelines_poison);
+    signals_end(step, step->whole_legs, kvp_ring_timelines_poison);
   }
   kvp_step_list_push(finished, step);
 }
 
 /* The first queue's step won't go on. What is launched of it runs to its end. */
 static void first_fail(struct kvp_dispatch *dispatch, uint64_t value, struct kvp_step_list *finished) {
-  wait_refuse(kvp_queue_leg(kvp_queues_first(&dispatch->queues)), value);
+  const struct kvp_step_leg *leg = kvp_queue_leg(kvp_queues_first(&dispatch->queues));
+  if (leg->step->error.status == KVP_OK) {
+    wait_refuse(leg, value);
+  }
   struct kvp_step *step = kvp_queues_give_up(&dispatch->queues);
-  signals_end(step, kvp_ring_timelines_give_up);
+  signals_end(step, step->launched_legs, kvp_ring_timelines_give_up);
   if (kvp_step_is_over(step)) {
     step_finish(step, finished);
   }
@@ -304,19 +309,32 @@ static bool stream_has_finished(const struct kvp_stream *stream) {
   return stream->launched_first->signal.params.signal.value <= kvp_timeline_read(stream->timeline);
 }
 
+/* A leg that was not launched whole ends its step: legs behind it are not launched. */
+static void leg_collect(const struct kvp_dispatch *dispatch, const struct kvp_stream *stream,
+                        struct kvp_step_leg *leg) {
+  const struct kvp_device_backend *backend = dispatch->device->backend;
+  struct kvp_step *step = leg->step;
+  struct kvp_error error = {0};
+  const bool is_whole =
+      backend->collect == NULL || backend->collect(stream->device_queue, leg->first, &error) == KVP_OK;
+  step->whole_legs += is_whole && step->whole_legs == step->ended_legs;
+  if (!is_whole && step->error.status == KVP_OK) {
+    step->error = error;
+  }
+  /* Otherwise it stands in its queue, which gives it up. */
+  step->is_failed = step->is_failed || (step->error.status != KVP_OK && step->launched_legs == step->leg_count);
+}
+
 /* Takes the ended legs off a stream; gives it back when none is left. True when it was given back. */
 static bool stream_reap(struct kvp_dispatch *dispatch, struct kvp_stream *stream, struct kvp_step_list *finished) {
-  const struct kvp_device_backend *backend = dispatch->device->backend;
   const uint64_t value = kvp_timeline_read(stream->timeline);
   while (stream->launched_first != NULL && stream->launched_first->signal.params.signal.value <= value) {
     struct kvp_queue *queue = stream->user;
     struct kvp_step_leg *leg = stream->launched_first;
     struct kvp_step *step = leg->step;
     stream->launched_first = leg->next;
-    if (backend->collect != NULL) {
-      backend->collect(stream->device_queue, leg->first);
-    }
-    if (step->replay != NULL) {
+    leg_collect(dispatch, stream, leg);
+    if (step->replay != NULL && step->error.status == KVP_OK) {
       kvp_replay_look(step);
     }
     dispatch->is_full = false;

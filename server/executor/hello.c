@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -74,6 +75,13 @@ void kvp_hello_close_fds(const struct kvp_hello *hello) {
   (void)close(hello->completion_event);
 }
 
+/* A supervisor that ends as it should takes the file away, and the next one makes another: then this is nobody's. */
+static bool lock_is_there(int lock, const char *path) {
+  struct stat opened, there;
+  return fstat(lock, &opened) == 0 && lstat(path, &there) == 0 && opened.st_dev == there.st_dev &&
+         opened.st_ino == there.st_ino;
+}
+
 /* A dying process's descriptors close in no order: its end of the control socket may be gone before its lock is. */
 static bool lock_patiently(int lock) {
   const struct timespec pause = {.tv_nsec = 10000000};
@@ -94,7 +102,7 @@ static void remove_stale(const char *socket_path, const char *lock_path) {
     return;
   }
   /* A successor takes the lock before it makes its socket: while we hold it, the socket there is the dead one's. */
-  if (lock_patiently(lock) && unlink(socket_path) == 0) {
+  if (lock_patiently(lock) && lock_is_there(lock, lock_path) && unlink(socket_path) == 0) {
     kvp_log(KVP_LOG_WARNING, "stale_socket_removed", "path=\"%s\"", socket_path);
   }
   (void)close(lock);

@@ -276,7 +276,7 @@ static enum kvp_status results_place(struct kvp_step *step, uint64_t completion_
 enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *step, struct kvp_error *error) {
   intake->elements_checked = 0;
   intake->pieces_cut = 0;
-  intake->compressed.looks = 0;
+  kvp_compressed_parts_begin(&intake->compressed);
   kvp_slot_marks_begin(&intake->marks);
   const struct kvp_wire_step *header = (const struct kvp_wire_step *)(const void *)step->wire;
   if (step->wire_bytes < sizeof *header) {
@@ -307,6 +307,7 @@ enum kvp_status kvp_intake_check(struct kvp_intake *intake, struct kvp_step *ste
   memset(step->ops, 0, ops_bytes);
   memset(op.memos, 0, memos_bytes);
   step->queue = header->queue;
+  step->owner = header->owner;
   step->result_bytes = 0;
   step->device_op_count = 0;
   step->assembles = false;

@@ -218,47 +218,74 @@ static enum kvp_status chunk_check(struct kvp_intake_op *op, struct assembly *it
   return it->slots.data == NULL ? KVP_OK : kvp_intake_slots(op, &it->ring, &it->slots, &it->rows_skipped);
 }
 
-/* The chunk's rows of the output, straight or as the ring's format gives them back, and their records. */
-static enum kvp_status chunk_add(struct kvp_intake_op *op, const struct assembly *it) {
-  const bool casts_back = flag_is_set(op, KVP_OP_CHUNK_CAST_BACK);
-  const uint64_t source_rows = it->gather.data != NULL ? it->source.area.rows : 0;
-  const uint32_t gather_bit = kvp_intake_host_bit(&it->gather, KVP_ARRAY_GATHER);
-  const struct kvp_rows rows = rows_from(&it->out, it->history_rows);
-  struct kvp_device_op *device_op = NULL;
-  if (it->source.area.base == NULL) {
+static bool chunk_is_stored(const struct kvp_intake_op *op, const struct assembly *it) {
+  return it->slots.data != NULL || flag_is_set(op, KVP_OP_CHUNK_CAST_BACK);
+}
+
+/* The chunk's rows of the output as they are, where nothing is stored. */
+static enum kvp_status chunk_copy_add(struct kvp_intake_op *op, const struct assembly *it) {
+  if (it->source.area.base == NULL || chunk_is_stored(op, it)) {
     return KVP_OK;
   }
-  if (!casts_back) {
-    device_op = kvp_intake_device_op(op, KVP_DEVICE_COPY_ROWS);
-    if (device_op == NULL) {
-      return (enum kvp_status)op->error->status;
-    }
-    device_op->host_arrays = gather_bit;
-    device_op->params.copy_rows = (struct kvp_copy_rows_params){.source = kvp_intake_rows(&it->source),
-                                                                .out = rows,
-                                                                .gather = it->gather.data,
-                                                                .row_count = it->chunk_rows,
-                                                                .source_rows = source_rows,
-                                                                .row_bytes = (uint32_t)it->out.area.row_bytes};
-  }
-  if (!casts_back && it->slots.data == NULL) {
-    return KVP_OK;
-  }
-  device_op = kvp_intake_device_op(op, KVP_DEVICE_STORE);
+  struct kvp_device_op *device_op = kvp_intake_device_op(op, KVP_DEVICE_COPY_ROWS);
   if (device_op == NULL) {
     return (enum kvp_status)op->error->status;
   }
-  device_op->host_arrays = gather_bit | kvp_intake_host_bit(&it->slots, KVP_ARRAY_SLOTS);
-  device_op->params.store = (struct kvp_store_params){.layer = it->ring.layer,
-                                                      .source = kvp_intake_rows(&it->source),
-                                                      .slots = it->slots.data,
-                                                      .row_count = it->chunk_rows,
-                                                      .gather = it->gather.data,
-                                                      .source_rows = source_rows,
-                                                      .rows_skipped = it->rows_skipped};
-  if (casts_back) {
-    device_op->params.store.cast_back = rows;
+  device_op->host_arrays = kvp_intake_host_bit(&it->gather, KVP_ARRAY_GATHER);
+  device_op->params.copy_rows =
+      (struct kvp_copy_rows_params){.source = kvp_intake_rows(&it->source),
+                                    .out = rows_from(&it->out, it->history_rows),
+                                    .gather = it->gather.data,
+                                    .row_count = it->chunk_rows,
+                                    .source_rows = it->gather.data != NULL ? it->source.area.rows : 0,
+                                    .row_bytes = (uint32_t)it->out.area.row_bytes};
+  return KVP_OK;
+}
+
+/* Does the store leave alone what the op's loads read? */
+static enum kvp_status store_apart(struct kvp_intake_op *op, const struct assembly *it, bool *out) {
+  const bool shares_layer = it->compressed.data != NULL && it->compressed_place.layer.base == it->ring.layer.base;
+  const struct kvp_intake_array *loads[] = {&it->history, shares_layer ? &it->compressed : NULL};
+  *out = true;
+  for (size_t i = 0; i < sizeof loads / sizeof loads[0] && it->slots.data != NULL; i++) {
+    bool is_apart = true;
+    if (loads[i] != NULL && loads[i]->data != NULL) {
+      enum kvp_status status = kvp_intake_slots_apart(op, &it->ring, &it->slots, loads[i], &is_apart);
+      if (status != KVP_OK) {
+        return status;
+      }
+    }
+    *out = *out && is_apart;
   }
+  return KVP_OK;
+}
+
+/* The chunk's records, and its rows of the output: as they are, or as the ring's format gives them back. Behind the
+ * loads, whose slots it may overwrite. */
+static enum kvp_status chunk_store_add(struct kvp_intake_op *op, const struct assembly *it) {
+  const bool casts_back = flag_is_set(op, KVP_OP_CHUNK_CAST_BACK);
+  bool is_apart = false;
+  if (it->source.area.base == NULL || !chunk_is_stored(op, it)) {
+    return KVP_OK;
+  }
+  enum kvp_status status = store_apart(op, it, &is_apart);
+  struct kvp_device_op *device_op = status == KVP_OK ? kvp_intake_device_op(op, KVP_DEVICE_STORE) : NULL;
+  if (device_op == NULL) {
+    return (enum kvp_status)op->error->status;
+  }
+  device_op->host_arrays =
+      kvp_intake_host_bit(&it->gather, KVP_ARRAY_GATHER) | kvp_intake_host_bit(&it->slots, KVP_ARRAY_SLOTS);
+  device_op->joins = is_apart && device_op != op->out->first;
+  device_op->params.store =
+      (struct kvp_store_params){.layer = it->ring.layer,
+                                .source = kvp_intake_rows(&it->source),
+                                .slots = it->slots.data,
+                                .row_count = it->chunk_rows,
+                                .gather = it->gather.data,
+                                .source_rows = it->gather.data != NULL ? it->source.area.rows : 0,
+                                .rows_skipped = it->rows_skipped,
+                                .cast_back = rows_from(&it->out, it->history_rows),
+                                .back_is_copy = !casts_back};
   if (it->slots.data == NULL) {
     device_op->params.store.rows_skipped = it->chunk_rows;
   } else {
@@ -283,8 +310,14 @@ static const char *text_of(enum kvp_compressed_state state) {
     return "they were written since they were assembled";
   case KVP_COMPRESSED_BLOCKS_WRITTEN:
     return "blocks that they were assembled from were written since";
+  case KVP_COMPRESSED_BLOCKS_PASSED_ON:
+    return "blocks that they were assembled from were freed, and assigned again since";
   case KVP_COMPRESSED_IN_FLIGHT:
     return "a step of another queue assembles them, and has not finished";
+  case KVP_COMPRESSED_WRITER_IN_FLIGHT:
+    return "a step of another queue, which had not finished when they were assembled, writes them or their blocks";
+  case KVP_COMPRESSED_TOO_MUCH:
+    return "the step has more to compare than is looked at";
   case KVP_COMPRESSED_THERE:
     break;
   }
@@ -378,8 +411,12 @@ enum kvp_status kvp_intake_assemble(struct kvp_intake_op *op) {
     it.history_load.out = kvp_intake_rows(&it.out);
     status = kvp_intake_load_add(op, &it.history, &it.history_load);
   }
-  if (status == KVP_OK) {
-    status = chunk_add(op, &it);
+  if (status != KVP_OK || (status = chunk_copy_add(op, &it)) != KVP_OK ||
+      (status = compressed_add(op, &it)) != KVP_OK) {
+    return status;
   }
-  return status == KVP_OK ? compressed_add(op, &it) : status;
+  for (struct kvp_device_op *part = op->out->first; part != NULL; part = kvp_step_op_next(op->out, part)) {
+    part->joins = part != op->out->first; /* they write rows of their own, and read none of the output */
+  }
+  return chunk_store_add(op, &it);
 }

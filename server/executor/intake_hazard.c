@@ -8,6 +8,13 @@
 
 enum { slots_per_look = 64 };
 
+/* Marks of an array's own slots, whatever the layer, are kept where layers would be numbered last. */
+static uint32_t array_number(const struct kvp_intake_array *slots) {
+  return kvp_slot_marks_layers_max - 1 - slots->index;
+}
+_Static_assert((int)kvp_arrays_per_step_max + (int)kvp_ops_per_step_max < (int)kvp_slot_marks_layers_max,
+               "numbers of both");
+
 struct hazard_store {
   struct hazard_store *next;
   int32_t op;
@@ -152,4 +159,80 @@ enum kvp_status kvp_intake_hazard_load(struct kvp_intake_op *op, const struct kv
   }
   enum kvp_status status = stores_mark(op, layer);
   return status == KVP_OK ? segments_look(op, place, segments, layer) : status;
+}
+
+/* ---- an op's own segments and slots ---- */
+
+static bool looks_are_left(const struct kvp_intake_op *op, uint64_t elements) {
+  return op->intake->elements_checked + elements <= kvp_step_elements_checked_max;
+}
+
+/* Once for the array. */
+static enum kvp_status slots_mark(struct kvp_intake_op *op, const struct kvp_intake_array *slots) {
+  const struct kvp_intake_memo_key key = {.use = KVP_USE_MARKS, .array = slots->index, .other = KVP_WIRE_NO_ARRAY};
+  if (kvp_intake_memo_find(op, &key) != NULL) {
+    return KVP_OK;
+  }
+  if (kvp_intake_memo_add(op, slots, &key) == NULL) {
+    return (enum kvp_status)op->error->status;
+  }
+  return kvp_slot_marks_add(&op->intake->marks, array_number(slots), slots->data, slots->bytes / sizeof(int32_t))
+             ? KVP_OK
+             : kvp_intake_no_memory(op);
+}
+
+static bool segments_miss(const struct kvp_intake_op *op, const struct kvp_intake_array *slots,
+                          const struct kvp_intake_array *array, int64_t tokens_per_block) {
+  const struct kvp_segment *segments = array->data;
+  for (uint64_t i = 0; i < array->bytes / sizeof *segments; i++) {
+    const int64_t block_begin = segments[i].src_block * tokens_per_block;
+    if (segments[i].src_block >= 0 &&
+        kvp_slot_marks_find(&op->intake->marks, array_number(slots), block_begin + segments[i].src_begin,
+                            block_begin + segments[i].src_end) >= 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* At slots and segments. */
+static uint64_t looks_of(const struct kvp_intake_array *slots, const struct kvp_intake_array *array) {
+  const struct kvp_segment *segments = array->data;
+  uint64_t looks = slots->bytes / sizeof(int32_t) + array->bytes / sizeof(int32_t);
+  for (uint64_t i = 0; i < array->bytes / sizeof *segments; i++) {
+    looks += (uint64_t)(segments[i].src_end - segments[i].src_begin) / slots_per_look;
+  }
+  return looks;
+}
+
+enum kvp_status kvp_intake_slots_apart(struct kvp_intake_op *op, const struct kvp_intake_place *place,
+                                       const struct kvp_intake_array *slots, const struct kvp_intake_array *segments,
+                                       bool *out) {
+  *out = false;
+  if (!slots->is_inline || !segments->is_inline) {
+    return KVP_OK;
+  }
+  const struct kvp_intake_memo_key key = {.use = KVP_USE_APART,
+                                          .array = slots->index,
+                                          .other = segments->index,
+                                          .tokens_per_block = place->layer.geometry->tokens_per_block};
+  const struct kvp_intake_memo *known = kvp_intake_memo_find(op, &key);
+  if (known != NULL) {
+    *out = known->apart;
+    return KVP_OK;
+  }
+  if (!looks_are_left(op, 2 * looks_of(slots, segments))) {
+    return KVP_OK;
+  }
+  enum kvp_status status = slots_mark(op, slots);
+  if (status != KVP_OK) {
+    return status;
+  }
+  struct kvp_intake_memo *memo = kvp_intake_memo_add(op, slots, &key);
+  if (memo == NULL) {
+    return (enum kvp_status)op->error->status;
+  }
+  memo->apart = segments_miss(op, slots, segments, place->layer.geometry->tokens_per_block);
+  *out = memo->apart;
+  return KVP_OK;
 }

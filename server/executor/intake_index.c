@@ -93,6 +93,10 @@ static enum kvp_status topk_check(struct kvp_intake_op *op, struct convert *it) 
   if ((status = out_check(op, it->columns, "lists", it->rows, &it->out)) != KVP_OK) {
     return status;
   }
+  if (it->columns == 0) {
+    return KVP_INTAKE_REFUSE(op, KVP_WRONG_FORMAT, "out", -1, wire->second.row_bytes,
+                             "out.row_bytes = %u is no row of int32", wire->second.row_bytes);
+  }
   return it->topk.array.data != NULL ? count_check(op, &it->topk.array, it->rows, it->columns) : KVP_OK;
 }
 

@@ -137,13 +137,15 @@ enum kvp_intake_use {
   KVP_USE_POSITIONS,
   KVP_USE_PAIRS,
   KVP_USE_BLOCKS,
+  KVP_USE_MARKS,
+  KVP_USE_APART,
 };
 
 /* What an array was checked for already in this step: sixty layers don't check the same slots sixty times. */
 struct kvp_intake_memo_key {
   enum kvp_intake_use use;
   uint32_t array;
-  uint32_t other;              /* gather, positions: the slots they were checked with, or KVP_WIRE_NO_ARRAY */
+  uint32_t other; /* gather, positions: the slots they were checked with; apart: the segments; or KVP_WIRE_NO_ARRAY */
   uint32_t tokens_per_block;   /* 0 where it doesn't matter */
   const struct kvp_pool *pool; /* NULL likewise */
 };
@@ -158,6 +160,7 @@ struct kvp_intake_memo {
   uint64_t rows_zeroed;      /* segments: of those without a block */
   uint64_t segment_rows_max; /* segments: of one of `segments` */
   uint64_t rows_skipped;     /* slots: that are -1 */
+  bool apart;                /* apart: no slot is one that the segments read */
   int64_t least;             /* gather, positions: of those that count; above largest where none does */
   int64_t largest;
 };
@@ -196,6 +199,11 @@ enum kvp_status kvp_intake_hazard_load(struct kvp_intake_op *op, const struct kv
 enum kvp_status kvp_intake_hazard_store(struct kvp_intake_op *op, const struct kvp_intake_place *place,
                                         const struct kvp_intake_array *slots, uint64_t rows_skipped);
 
+/* Does no segment read a slot of the array, both being of that place's layer? What can't be looked at, or would take more
+ * looks than a step has, counts as one that does. */
+enum kvp_status kvp_intake_slots_apart(struct kvp_intake_op *op, const struct kvp_intake_place *place,
+                                       const struct kvp_intake_array *slots, const struct kvp_intake_array *segments,
+                                       bool *out);
 /* ---- intake_points.c: waits and signals, behind all else of the op ---- */
 
 enum kvp_status kvp_intake_points(struct kvp_intake_op *op);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/executor/hash_multiplier.h"
+
 enum {
   capacity_min = 1 << 10,
   kept_capacity_max = 1 << 16, /* 1.5 MiB; a larger table is for one large step only */
@@ -33,7 +35,7 @@ void kvp_slot_marks_begin(struct kvp_slot_marks *marks) {
 
 /* The key's entry, or the free one where it would be. There is one: the table is never full. */
 static struct kvp_slot_mark *mark_of(const struct kvp_slot_marks *marks, uint64_t key) {
-  const uint64_t hash = key * UINT64_C(0x9E3779B97F4A7C15);
+  const uint64_t hash = key * marks->multiplier;
   for (uint64_t i = hash >> 32;; i++) {
     struct kvp_slot_mark *mark = &marks->marks[i & (marks->capacity - 1)];
     if (mark->generation != marks->generation || mark->key == key) {
@@ -45,6 +47,7 @@ static struct kvp_slot_mark *mark_of(const struct kvp_slot_marks *marks, uint64_
 static bool marks_grow(struct kvp_slot_marks *marks) {
   struct kvp_slot_marks larger = {.capacity = marks->capacity == 0 ? capacity_min : 2 * marks->capacity,
                                   .count = marks->count,
+                                  .multiplier = kvp_hash_multiplier(),
                                   .generation = marks->generation};
   larger.marks = calloc(larger.capacity, sizeof *larger.marks);
   if (larger.marks == NULL) {

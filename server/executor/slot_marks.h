@@ -21,6 +21,7 @@ struct kvp_slot_marks {
   struct kvp_slot_mark *marks;
   uint64_t capacity; /* a power of two, or 0 */
   uint64_t count;
+  uint64_t multiplier;
   uint32_t generation;
 };
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/executor/hash_multiplier.h"
+
 enum {
   capacity_min = 1 << 12,
   kept_capacity_max = 1 << 18, /* 4 MiB; a larger table is for one large step only */
@@ -28,6 +30,7 @@ bool kvp_slot_set_begin(struct kvp_slot_set *set, uint64_t slot_count) {
       return false;
     }
     set->capacity = needed;
+    set->multiplier = kvp_hash_multiplier();
   }
   if (++set->generation == 0) { /* old entries would seem to be of this generation some day */
     memset(set->groups, 0, set->capacity * sizeof *set->groups);
@@ -36,12 +39,12 @@ bool kvp_slot_set_begin(struct kvp_slot_set *set, uint64_t slot_count) {
   return true;
 }
 
-static uint64_t group_hash(uint32_t group) {
-  return group * UINT64_C(0x9E3779B97F4A7C15) >> 32;
+static uint64_t group_hash(const struct kvp_slot_set *set, uint32_t group) {
+  return group * set->multiplier >> 32;
 }
 
 struct kvp_slot_group *kvp_slot_set_group(struct kvp_slot_set *set, uint32_t group) {
-  for (uint64_t i = group_hash(group);; i++) {
+  for (uint64_t i = group_hash(set, group);; i++) {
     struct kvp_slot_group *entry = &set->groups[i & (set->capacity - 1)];
     if (entry->generation != set->generation) {
       *entry = (struct kvp_slot_group){.generation = set->generation, .group = group};
@@ -55,7 +58,7 @@ struct kvp_slot_group *kvp_slot_set_group(struct kvp_slot_set *set, uint32_t gro
 
 bool kvp_slot_set_has(const struct kvp_slot_set *set, int32_t slot) {
   const uint32_t group = (uint32_t)slot >> 6;
-  for (uint64_t i = group_hash(group);; i++) {
+  for (uint64_t i = group_hash(set, group);; i++) {
     const struct kvp_slot_group *entry = &set->groups[i & (set->capacity - 1)];
     if (entry->generation != set->generation) {
       return false;

@@ -20,6 +20,7 @@ struct kvp_slot_group {
 struct kvp_slot_set {
   struct kvp_slot_group *groups;
   uint64_t capacity; /* a power of two, or 0 */
+  uint64_t multiplier;
   uint32_t generation;
   struct kvp_slot_group *current;
 };

@@ -79,6 +79,7 @@ struct kvp_step {
   /* Set by intake. */
   bool tells_acceptance;
   uint32_t queue;
+  uint32_t owner;
   uint32_t op_count;
   uint32_t device_op_count;
   bool assembles;               /* an op of it has `assembled` */
@@ -95,11 +96,14 @@ struct kvp_step {
   uint64_t deadline_ns; /* of its waits, on the clock */
   uint32_t launched_legs;
   uint32_t ended_legs;    /* of those launched */
+  uint32_t whole_legs;    /* of those ended, before the first that could not be launched whole */
   uint64_t serial;        /* accepted steps are counted; a fence: the last one before it */
-  struct kvp_error error; /* refused or failed: why */
+  struct kvp_error error; /* refused, or accepted and failed: why */
   struct kvp_step *next;  /* in the one list it is in: a queue's, or the finished */
   struct kvp_step *next_posting;
   struct kvp_step *older, *newer; /* of those accepted that have not ended */
+  struct kvp_step *next_pending;  /* compressed_parts.h */
+  struct kvp_step **pending_link;
 };
 
 struct kvp_step_list {

@@ -109,8 +109,10 @@ static void creation_attached(void *context, const struct kvp_error *error) {
 
 static void creation_has_memory(void *context, const struct kvp_error *error) {
   struct buffer_creation *creation = context;
+  struct kvp_error told = *error;
   if (error->status != KVP_OK) {
-    creation_fail(creation, error);
+    kvp_device_explain_memory(creation->buffer->device, &told);
+    creation_fail(creation, &told);
   } else if (creation_wanted(creation)) {
     buffer_attach(creation->buffer, creation_attached, creation);
   }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "server/supervisor/config_internal.h"
+#include "server/supervisor/name.h"
 
 static const char default_socket[] = "/run/kvpoold/kvpoold.sock";
 static const char default_device[] = "host:0";
@@ -19,7 +20,6 @@ enum {
   threads_max = 1024,
   connections_max = 65536,
   drain_ms_max = 3600 * 1000,
-  device_index_max = 255,
 };
 
 #define AT(field) offsetof(struct kvp_config, field)
@@ -147,12 +147,12 @@ bool kvp_option_set_text(const struct kvp_option *option, const char *place, con
 }
 
 static const char uuid_prefix[] = "cuda:GPU-";
-static const char uuid_name[] = "cuda:GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"; /* x: one of 0-9a-f */
+static const char uuid_name[] = "cuda:GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"; /* x: a hexadecimal digit */
 
 static bool is_uuid_name(const char *name) {
   const char *shape = uuid_name;
   for (; *name != '\0' && *shape != '\0'; name++, shape++) {
-    bool fits = *shape == 'x' ? strchr("0123456789abcdef", *name) != NULL : *name == *shape;
+    bool fits = *shape == 'x' ? strchr("0123456789abcdefABCDEF", *name) != NULL : *name == *shape;
     if (!fits) {
       return false;
     }
@@ -163,12 +163,14 @@ static bool is_uuid_name(const char *name) {
 /* One spelling for each name, so that equal names are equal devices. Both backends have prefixes of 5 bytes. */
 static bool is_device_name(const char *name) {
   enum { prefix_bytes = sizeof "host:" - 1 };
-  if (strncmp(name, "host:", prefix_bytes) != 0 && strncmp(name, "cuda:", prefix_bytes) != 0) {
+  const bool is_cuda = strncmp(name, "cuda:", prefix_bytes) == 0;
+  if (strncmp(name, "host:", prefix_bytes) != 0 && !is_cuda) {
     return false;
   }
   const char *index = name + prefix_bytes;
   int64_t number = 0;
-  return parse_number(index, 10, false, &number) && number <= device_index_max &&
+  return parse_number(index, 10, false, &number) &&
+         number <= (is_cuda ? kvp_cuda_device_index_max : kvp_host_device_index_max) &&
          (index[0] != '0' || index[1] == '\0');
 }
 
@@ -179,16 +181,17 @@ bool kvp_config_add_device(struct kvp_config_reader *reader, const char *place, 
     return kvp_config_complain(
         place,
         "device \"%s\": behind cuda: a GPU's UUID is wanted as nvidia-smi -L prints it: GPU- and "
-        "8-4-4-4-12 digits of 0-9a-f",
+        "8-4-4-4-12 hexadecimal digits",
         name);
   }
   if (!by_uuid && !is_device_name(name)) {
     return kvp_config_complain(
-        place, "device \"%s\" is not of the form host:N or cuda:N with N of 0 .. %d, or cuda:GPU-UUID", name,
-        device_index_max);
+        place,
+        "device \"%s\" is not of the form host:N or cuda:N (the last are host:%d and cuda:%d), or cuda:GPU-UUID",
+        name, kvp_host_device_index_max, kvp_cuda_device_index_max);
   }
   for (uint32_t i = 0; i < config->device_count; i++) {
-    if (strcmp(config->devices[i], name) == 0) {
+    if (kvp_device_names_equal(config->devices[i], name)) {
       return kvp_config_complain(place, "device \"%s\" is there twice", name);
     }
   }
@@ -282,7 +285,7 @@ static bool settle_paths(struct kvp_config *config) {
 
 static uint32_t find_device(const struct kvp_config *config, const char *name) {
   uint32_t i = 0;
-  while (i < config->device_count && strcmp(config->devices[i], name) != 0) {
+  while (i < config->device_count && !kvp_device_names_equal(config->devices[i], name)) {
     i++;
   }
   return i;
@@ -355,8 +358,8 @@ static enum kvp_config_outcome read_all(int argc, char **argv, struct kvp_config
     return KVP_CONFIG_ERROR;
   }
   if (seen.check) {
-    (void)printf("configuration is valid: socket %s, %u devices, %u pools\n", config->socket_path,
-                 config->device_count, config->pool_count);
+    (void)printf("configuration is valid: socket %s, %u devices, %u pools\nexecutor: %s\n", config->socket_path,
+                 config->device_count, config->pool_count, config->executor_path);
     return KVP_CONFIG_DONE;
   }
   return KVP_CONFIG_RUN;

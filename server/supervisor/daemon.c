@@ -15,16 +15,20 @@
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/buffer.h"
 #include "server/supervisor/methods.h"
+#include "server/supervisor/name.h"
+#include "server/supervisor/restart_policy.h"
 
 enum {
-  start_look_ms = 50,    /* how often a start looks whether executors keep dying */
-  start_deaths_max = 5,  /* of one device before it has served at all */
+  start_look_ms = 50,   /* how often a start looks whether executors keep dying */
+  start_deaths_max = 5, /* of one device before it has served at all */
+  exit_failed = 1,
+  exit_refused = 2,      /* as with a wrong configuration: the next start would end the same way */
   impatient_signals = 2, /* one to drain, one not to wait; after more nothing is cleaned up any more */
 };
 
 struct kvp_device *kvp_daemon_find_device(struct kvp_daemon *daemon, const char *name, struct kvp_error *error) {
   for (uint32_t i = 0; i < daemon->device_count; i++) {
-    if (strcmp(daemon->devices[i].name, name) == 0) {
+    if (kvp_device_names_equal(daemon->devices[i].name, name)) {
       return &daemon->devices[i];
     }
   }
@@ -119,9 +123,12 @@ void kvp_daemon_device_serving(struct kvp_daemon *daemon, struct kvp_device *dev
 }
 
 void kvp_daemon_fail_start(struct kvp_daemon *daemon, const struct kvp_error *error) {
+  if (daemon->state != KVP_DAEMON_STARTING) {
+    return; /* it has been told to end meanwhile */
+  }
   kvp_log(KVP_LOG_ERROR, "start_failed", "status=%s text=\"%s\"", kvp_status_name((enum kvp_status)error->status),
           error->text);
-  daemon->exit_status = 1;
+  daemon->exit_status = kvp_restart_policy_is_final(error->status) ? exit_refused : exit_failed;
   kvp_daemon_stop(daemon);
 }
 
@@ -132,9 +139,9 @@ static void on_start_look(uv_timer_t *timer) {
     if (!device->served && kvp_executor_link_restarts(device->link) >= start_deaths_max) {
       struct kvp_error error;
       const char *refusal = kvp_executor_link_refusal(device->link);
-      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) died before one served%s%s",
+      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) %s before one served%s%s",
                           start_deaths_max, device->name, daemon->config->executor_path,
-                          refusal[0] != '\0' ? ": " : "", refusal);
+                          refusal[0] != '\0' ? "gave up" : "died", refusal[0] != '\0' ? ": " : "", refusal);
       kvp_daemon_fail_start(daemon, &error);
     }
   }
@@ -292,7 +299,7 @@ int kvp_daemon_run(const struct kvp_config *config) {
   if (start_listening(daemon, &error) != KVP_OK) {
     kvp_log(KVP_LOG_ERROR, "start_failed", "status=%s text=\"%s\"", kvp_status_name((enum kvp_status)error.status),
             error.text);
-    daemon->exit_status = 1;
+    daemon->exit_status = exit_failed;
   } else {
     init_handles(daemon);
     start_devices(daemon);

@@ -73,7 +73,7 @@ void kvp_daemon_steps_retired(struct kvp_daemon *daemon);
 /* A device serves, for the first time or again. Called by device.c, like the next two. */
 void kvp_daemon_device_serving(struct kvp_daemon *daemon, struct kvp_device *device);
 void kvp_daemon_device_stopped(struct kvp_daemon *daemon, struct kvp_device *device);
-/* The daemon can't come up: logs why and stops with exit status 1. */
+/* The daemon can't come up: logs why and stops with exit status 1, or 2 where the next start would end the same way. */
 void kvp_daemon_fail_start(struct kvp_daemon *daemon, const struct kvp_error *error);
 /* Something that draining or stopping may wait for has ended: looks again, from the loop. */
 void kvp_daemon_look_again(struct kvp_daemon *daemon);

@@ -5,6 +5,7 @@
 #include "server/supervisor/device.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@
 enum {
   default_reserve_bytes = 1 << 30,
   waiting_steps_ms = 10000, /* steps of a device that waits for others */
+  look_ms = 2000,           /* at what is free of its memory */
 };
 
 /* A restore of everything on one executor. */
@@ -93,29 +95,80 @@ static uint64_t gpu_limit(const struct kvp_device *device, uint64_t free_bytes) 
   return less(free_bytes, reserve == KVP_RESERVE_DEFAULT ? default_reserve_bytes : reserve);
 }
 
-static void decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
+/* What is kept back leaves nothing: said, with the numbers, instead of serving a device that refuses everything. */
+static void refuse_limit(const struct kvp_device *device, const struct kvp_control_ready *ready) {
+  struct kvp_error error;
+  char reserve[32] = "of its kind";
+  if (device->daemon->config->device_reserve_bytes != KVP_RESERVE_DEFAULT) {
+    (void)snprintf(reserve, sizeof reserve, "%" PRIu64, device->daemon->config->device_reserve_bytes);
+  }
+  (void)kvp_error_set(&error, KVP_OUT_OF_MEMORY,
+                      "device %s: device_reserve %s leaves nothing of its %" PRIu64 " bytes, of which %" PRIu64
+                      " are free; device_memory or a smaller device_reserve would",
+                      device->name, reserve, ready->memory_bytes, ready->memory_free_bytes);
+  kvp_daemon_fail_start(device->daemon, &error);
+}
+
+/* False: there is nothing to serve, and the daemon stops. */
+static bool decide_limit(struct kvp_device *device, const struct kvp_control_ready *ready) {
   uint64_t asked = device->daemon->config->device_memory_bytes;
   uint64_t there = is_host(device->name) ? ready->memory_bytes : ready->memory_free_bytes;
   uint64_t own =
       is_host(device->name) ? host_limit(device, ready->memory_bytes) : gpu_limit(device, ready->memory_free_bytes);
   device->ledger.limit_bytes = asked != 0 ? asked : own;
   device->limit_known = true;
-  kvp_log(device->ledger.limit_bytes > there || device->ledger.limit_bytes == 0 ? KVP_LOG_WARNING : KVP_LOG_INFO,
-          "device_memory",
+  if (device->ledger.limit_bytes == 0) {
+    refuse_limit(device, ready);
+    return false;
+  }
+  kvp_log(device->ledger.limit_bytes > there ? KVP_LOG_WARNING : KVP_LOG_INFO, "device_memory",
           "device=%s limit_bytes=%" PRIu64 " device_bytes=%" PRIu64 " free_bytes=%" PRIu64
           " granularity_bytes=%" PRIu64 " decided_by=%s",
           device->name, device->ledger.limit_bytes, ready->memory_bytes, ready->memory_free_bytes,
           ready->memory_granularity_bytes, asked != 0 ? "configuration" : "device");
+  return true;
+}
+
+/* What was in use when free_bytes were free is ours, used_bytes of it, and everybody else's. */
+static void find_others(struct kvp_device *device, uint64_t free_bytes, uint64_t used_bytes) {
+  device->others_bytes = less(less(device->memory_bytes, free_bytes), used_bytes);
 }
 
 /* Our pools and buffers outlive executors: what one finds in use is theirs and everybody else's. */
-static void look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready) {
+static bool look_at_memory(struct kvp_device *device, const struct kvp_control_ready *ready) {
   device->ledger.granularity_bytes = ready->memory_granularity_bytes;
-  device->others_bytes =
-      less(less(ready->memory_bytes, ready->memory_free_bytes), kvp_ledger_used_bytes(&device->ledger));
-  if (!device->limit_known) {
-    decide_limit(device, ready);
+  device->memory_bytes = ready->memory_bytes;
+  find_others(device, ready->memory_free_bytes, kvp_ledger_used_bytes(&device->ledger));
+  return device->limit_known || decide_limit(device, ready);
+}
+
+/* The executor answers behind all that it was asked for until now: so the ledger's figure is of now. */
+static void on_look(uv_timer_t *timer) {
+  struct kvp_device *device = timer->data;
+  if (kvp_executor_link_look(device->link)) {
+    device->looked_used_bytes = kvp_ledger_used_bytes(&device->ledger);
   }
+}
+
+static void on_memory_free(void *context, struct kvp_executor_link *link, uint64_t free_bytes) {
+  (void)link;
+  struct kvp_device *device = context;
+  if (free_bytes > 0) { /* else nobody knows, and what was known stays */
+    find_others(device, free_bytes, device->looked_used_bytes);
+  }
+}
+
+void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error) {
+  const struct kvp_ledger *ledger = &device->ledger;
+  if (error->status != KVP_OUT_OF_MEMORY) {
+    return;
+  }
+  const size_t used = strlen(error->text);
+  (void)snprintf(error->text + used, sizeof error->text - used,
+                 "; %s has %" PRIu64 " bytes in pools and %" PRIu64 " in buffers, this one counted, %" PRIu64
+                 " in contexts and other processes, and %" PRIu64 " of %" PRIu64 " left",
+                 device->name, ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER],
+                 device->others_bytes, kvp_ledger_left_bytes(ledger), ledger->limit_bytes);
 }
 
 /* ---- events -----------------------------------------------------------------------------------------------------
@@ -123,7 +176,9 @@ static void look_at_memory(struct kvp_device *device, const struct kvp_control_r
 
 static void on_ready(void *context, struct kvp_executor_link *link, const struct kvp_control_ready *ready) {
   struct kvp_device *device = context;
-  look_at_memory(device, ready);
+  if (!look_at_memory(device, ready)) {
+    return;
+  }
   struct device_restore *restore = kvp_allocate(1, sizeof *restore);
   restore->device = device;
   restore->restarts = kvp_executor_link_restarts(link);
@@ -157,11 +212,18 @@ static void on_progress(void *context, struct kvp_executor_link *link) {
   kvp_step_post_waiting(context);
 }
 
-/* Nobody waits without a bound: what was asked of it meanwhile is told, and may be asked again. */
+/* Nobody waits without a bound: what was asked of it meanwhile is told, and may be asked again. A device that is
+ * refused before it has served is the end of the start. */
 static void on_waiting(void *context, struct kvp_executor_link *link) {
   struct kvp_device *device = context;
-  if (device->steps.count > 0 && kvp_executor_link_waiting_ms(link) >= waiting_steps_ms) {
-    struct kvp_error error;
+  struct kvp_error error;
+  const enum kvp_status refused = kvp_executor_link_refused(link);
+  if (refused != KVP_OK && device->daemon->state == KVP_DAEMON_STARTING) {
+    (void)kvp_error_set(&error, refused, "%s", kvp_executor_link_waiting(link));
+    kvp_daemon_fail_start(device->daemon, &error);
+    return;
+  }
+  if (device->steps.count > 0 && (refused != KVP_OK || kvp_executor_link_waiting_ms(link) >= waiting_steps_ms)) {
     (void)kvp_device_check_serving(device, &error);
     kvp_step_drop_waiting(device, &error);
   }
@@ -184,6 +246,7 @@ static const struct kvp_link_events link_events = {
     .progress = on_progress,
     .ring_failed = on_ring_failed,
     .waiting = on_waiting,
+    .memory_free = on_memory_free,
     .stopped = on_stopped,
 };
 
@@ -203,13 +266,20 @@ enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const
       .attach_lock_path = daemon->config->attach_lock_path,
       .thread_count = daemon->config->device_thread_count,
   };
-  return kvp_executor_link_new(daemon->loop, &options, &link_events, device, &device->link, error);
+  if (kvp_executor_link_new(daemon->loop, &options, &link_events, device, &device->link, error) != KVP_OK) {
+    return (enum kvp_status)error->status;
+  }
+  (void)uv_timer_init(daemon->loop, &device->look); /* can't fail, nor can its start */
+  device->look.data = device;
+  (void)uv_timer_start(&device->look, on_look, look_ms, look_ms);
+  return KVP_OK;
 }
 
 void kvp_device_deinit(struct kvp_device *device) {
   kvp_step_table_deinit(&device->steps);
   kvp_executor_link_destroy(device->link);
   device->link = NULL;
+  uv_close((uv_handle_t *)&device->look, NULL);
 }
 
 enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct kvp_error *error) {
@@ -220,6 +290,11 @@ enum kvp_status kvp_device_check_serving(const struct kvp_device *device, struct
     return KVP_OK;
   }
   const char *waiting = kvp_executor_link_waiting(device->link);
+  if (waiting != NULL && kvp_executor_link_refused(device->link) != KVP_OK) {
+    return kvp_error_set(error, KVP_DEVICE_LOST,
+                         "device %s can't be served; its executor says: %s; it is tried again from time to time",
+                         device->name, waiting);
+  }
   if (waiting != NULL) {
     return kvp_error_set(error, device->served ? KVP_DEVICE_LOST : KVP_BUSY,
                          "device %s waits for others to go before it can serve: %s", device->name, waiting);

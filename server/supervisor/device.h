@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <uv.h>
 
 #include "server/supervisor/executor_link.h"
 #include "server/supervisor/ledger.h"
@@ -20,7 +21,10 @@ struct kvp_device {
   struct kvp_step_table steps; /* waiting and in flight */
   uint32_t rings;              /* of workers that its executor has been told of and has not said to be rid of */
   bool limit_known;            /* the ledger's limit is decided once, by the first executor */
-  uint64_t others_bytes;       /* of its memory: contexts, other processes; as the latest executor found it */
+  uint64_t memory_bytes;       /* the latest executor's figure */
+  uint64_t others_bytes;       /* of them: contexts, other processes; as the latest look found it */
+  uint64_t looked_used_bytes;  /* of the ledger, when that look was asked for */
+  uv_timer_t look;             /* from time to time */
   bool served;                 /* has been SERVING before */
 };
 
@@ -28,6 +32,9 @@ struct kvp_device {
 enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const char *name, struct kvp_error *error);
 /* Its link is STOPPED. */
 void kvp_device_deinit(struct kvp_device *device);
+
+/* Adds to an out_of_memory of its executor, of memory that is charged: what the ledger knows. */
+void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error);
 
 /* May memory be asked of it now? busy while it starts, device_lost after its executor died, shutting_down. The text
  * of a device that waits says for whom. */

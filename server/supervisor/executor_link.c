@@ -40,7 +40,8 @@ struct kvp_executor_link {
   char executor_path[256];
   enum kvp_link_state state;
   struct kvp_executor_process *process;
-  bool was_ready; /* this process: `lost` is owed */
+  bool was_ready;  /* this process: `lost` is owed */
+  bool is_looking; /* this process: MEMORY_FREE is owed */
   bool has_info;
   struct kvp_control_ready info;
   int32_t refused_as;                     /* of HELLO, by this process; KVP_OK: it has not */
@@ -190,6 +191,19 @@ static bool link_take_ring_failed(struct kvp_executor_link *link, const struct k
   return true;
 }
 
+static bool link_take_free(struct kvp_executor_link *link, const struct kvp_fd_message *message) {
+  struct kvp_control_free body;
+  if (message->body_bytes != sizeof body || !link->is_looking) {
+    return false;
+  }
+  memcpy(&body, message->body, sizeof body);
+  link->is_looking = false;
+  if (link->events->memory_free != NULL) {
+    link->events->memory_free(link->context, link, body.memory_free_bytes);
+  }
+  return true;
+}
+
 static void link_message(void *context, struct kvp_fd_message *message) {
   struct kvp_executor_link *link = context;
   bool understood = false;
@@ -201,6 +215,8 @@ static void link_message(void *context, struct kvp_fd_message *message) {
     understood = link_take_ready(link, message);
   } else if (message->kind == KVP_CONTROL_RING_FAILED) {
     understood = link_take_ring_failed(link, message);
+  } else if (message->kind == KVP_CONTROL_MEMORY_FREE) {
+    understood = link_take_free(link, message);
   }
   kvp_fd_message_close_fds(message);
   if (!understood) {
@@ -262,10 +278,10 @@ static void link_go_on(struct kvp_executor_link *link, const struct kvp_process_
   if (link->state == KVP_LINK_STOPPED) {
     level = KVP_LOG_INFO;
     event = "executor_stopped";
-  } else if (link->refused_as == KVP_BUSY) {
-    level = KVP_LOG_DEBUG; /* several times a second; the wait has its own lines */
-    event = "executor_busy";
-    pause_ms = kvp_restart_policy_busy(&link->policy, uv_now(link->loop), link->refusal);
+  } else if (link->refused_as == KVP_BUSY || kvp_restart_policy_is_final(link->refused_as)) {
+    level = KVP_LOG_DEBUG; /* again and again; the wait has its own lines */
+    event = link->refused_as == KVP_BUSY ? "executor_busy" : "executor_refused";
+    pause_ms = kvp_restart_policy_refused(&link->policy, uv_now(link->loop), link->refused_as, link->refusal);
     link_pause(link, pause_ms);
   } else {
     event = link->refused_as != KVP_OK ? "executor_refused" : event;
@@ -281,7 +297,7 @@ static void link_exited(void *context, const struct kvp_process_exit *exit) {
   bool was_ready = link->was_ready;
   int pid = (int)kvp_executor_process_pid(link->process);
   link->process = NULL;
-  link->was_ready = false;
+  link->was_ready = link->is_looking = false;
   (void)uv_timer_stop(&link->retry);
   (void)uv_timer_stop(&link->deadline);
   link_go_on(link, exit, pid);
@@ -476,6 +492,16 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
 /* ---- the rest ---------------------------------------------------------------------------------------------------
  */
 
+bool kvp_executor_link_look(struct kvp_executor_link *link) {
+  if (link->state != KVP_LINK_SERVING || link->is_looking) {
+    return false;
+  }
+  const struct kvp_control_free nothing = {0};
+  link->is_looking = true;
+  link_send(link, 0, KVP_CONTROL_MEMORY_LOOK, &nothing, sizeof nothing, NULL, 0);
+  return true;
+}
+
 void kvp_executor_link_serve(struct kvp_executor_link *link) {
   if (link->state == KVP_LINK_RESTORING) { /* else it died while the last object was restored */
     link->state = KVP_LINK_SERVING;
@@ -517,6 +543,10 @@ const char *kvp_executor_link_waiting(const struct kvp_executor_link *link) {
 
 uint64_t kvp_executor_link_waiting_ms(const struct kvp_executor_link *link) {
   return link->policy.is_waiting ? uv_now(link->loop) - link->policy.waiting_since_ms : 0;
+}
+
+enum kvp_status kvp_executor_link_refused(const struct kvp_executor_link *link) {
+  return (enum kvp_status)link->policy.refused_as;
 }
 
 const char *kvp_executor_link_refusal(const struct kvp_executor_link *link) {

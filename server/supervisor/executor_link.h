@@ -5,7 +5,8 @@
  * and after a pause (restart_policy.h) a new one is spawned on a new ring.
  *
  * An executor that refuses HELLO as busy says that others have to go first (an MPS server that recovers takes nobody
- * until the processes of the fault are gone): the link waits for them and tries again. That is no restart.
+ * until the processes of the fault are gone): the link waits for them and tries again. That is no restart, and nor is
+ * a refusal that would be the same again (control_wire.h): it is told at once, and tried again now and then.
  *
  *   STARTING --READY--> RESTORING --kvp_executor_link_serve--> SERVING
  *      ^                    |                                      |
@@ -50,8 +51,10 @@ struct kvp_link_events {
   void (*progress)(void *context, struct kvp_executor_link *link);
   /* The executor doesn't serve this worker's ring any more. NULL: there are none. */
   void (*ring_failed)(void *context, const struct kvp_control_ring_failed *failed);
-  /* An attempt was refused as busy; the next one comes by itself. NULL: not wanted. */
+  /* An attempt was refused, as busy or for good; the next one comes by itself. NULL: not wanted. */
   void (*waiting)(void *context, struct kvp_executor_link *link);
+  /* The answer to kvp_executor_link_look; 0: it can't be told. NULL: not wanted. */
+  void (*memory_free)(void *context, struct kvp_executor_link *link, uint64_t free_bytes);
   /* After kvp_executor_link_stop: the process is reaped. The link may be destroyed. */
   void (*stopped)(void *context, struct kvp_executor_link *link);
 };
@@ -84,6 +87,10 @@ void kvp_executor_link_request_part(struct kvp_executor_link *link, enum kvp_con
                                     uint32_t body_bytes, const int *fds, uint32_t fd_count, bool more,
                                     kvp_link_result_fn result, void *context);
 
+/* Asks how much of the device's memory is free, behind all requests so far. Does nothing (false) unless SERVING, or
+ * while an answer is still to come. */
+bool kvp_executor_link_look(struct kvp_executor_link *link);
+
 /* RESTORING -> SERVING: steps may be posted from now on. */
 void kvp_executor_link_serve(struct kvp_executor_link *link);
 
@@ -96,8 +103,10 @@ enum kvp_link_state kvp_executor_link_state(const struct kvp_executor_link *link
 const char *kvp_executor_link_device(const struct kvp_executor_link *link);
 pid_t kvp_executor_link_pid(const struct kvp_executor_link *link); /* 0: none */
 uint64_t kvp_executor_link_restarts(const struct kvp_executor_link *link);
-/* What the link waits for, in the executor's words. NULL: it does not wait. */
+/* What the link waits for, or why it is refused, in the executor's words. NULL: neither. */
 const char *kvp_executor_link_waiting(const struct kvp_executor_link *link);
+/* While it waits: the status of a refusal that would be the same again; else KVP_OK. */
+enum kvp_status kvp_executor_link_refused(const struct kvp_executor_link *link);
 /* How long it has; 0 when it does not. */
 uint64_t kvp_executor_link_waiting_ms(const struct kvp_executor_link *link);
 /* Why the last executor that said so would not serve this device: its refusal of HELLO. "": none has. */

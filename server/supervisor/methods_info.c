@@ -15,7 +15,8 @@ struct info_reply {
 
 static Kvpool__V1__DeviceState device_state(const struct kvp_device *device) {
   if (kvp_executor_link_waiting(device->link) != NULL) {
-    return KVPOOL__V1__DEVICE_STATE__DEVICE_WAITING;
+    return kvp_executor_link_refused(device->link) != KVP_OK ? KVPOOL__V1__DEVICE_STATE__DEVICE_REFUSED
+                                                             : KVPOOL__V1__DEVICE_STATE__DEVICE_WAITING;
   }
   switch (kvp_executor_link_state(device->link)) {
   case KVP_LINK_SERVING:

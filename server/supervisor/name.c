@@ -2,6 +2,7 @@
 #include "server/supervisor/name.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "proto/limits.h"
 #include "server/supervisor/utf8.h"
@@ -45,4 +46,13 @@ enum kvp_status kvp_note_check(const char *note, const char *what, size_t bytes_
     }
   }
   return KVP_OK;
+}
+
+bool kvp_device_names_equal(const char *one, const char *other) {
+  static const char by_uuid[] = "cuda:GPU-";
+  const size_t prefix_bytes = sizeof by_uuid - 1;
+  if (strncmp(one, by_uuid, prefix_bytes) != 0 || strncmp(other, by_uuid, prefix_bytes) != 0) {
+    return strcmp(one, other) == 0;
+  }
+  return strcasecmp(one + prefix_bytes, other + prefix_bytes) == 0;
 }

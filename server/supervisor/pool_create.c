@@ -105,8 +105,11 @@ static void on_attached(void *context, const struct kvp_error *error) {
 }
 
 static void on_memory(void *context, const struct kvp_error *error) {
-  struct creation *creation = context;
-  take_answer(creation, error);
+  struct creation_placement *placement = context;
+  struct creation *creation = placement->creation;
+  struct kvp_error told = *error;
+  kvp_device_explain_memory(creation->pool->placements[placement - creation->placements].device, &told);
+  take_answer(creation, &told);
   if (creation->pending > 0) {
     return;
   }
@@ -128,7 +131,8 @@ static void make_memory(struct creation *creation) {
       char name[sizeof "kvpool::" + kvp_name_bytes_max + kvp_name_bytes_max];
       (void)snprintf(name, sizeof name, "kvpool:%s:%s", pool->spec.name, pool->spec.regions[r].name);
       kvp_memory_create(pool->placements[i].device->link, &creation->daemon->fds, ++creation->daemon->next_memory_id,
-                        name, pool->regions[r].region_bytes, on_memory, creation, &pool->placements[i].memory[r]);
+                        name, pool->regions[r].region_bytes, on_memory, &creation->placements[i],
+                        &pool->placements[i].memory[r]);
     }
   }
 }

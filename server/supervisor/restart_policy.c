@@ -45,22 +45,43 @@ uint64_t kvp_restart_policy_died(struct kvp_restart_policy *policy, uint64_t now
   return pause_ms;
 }
 
-uint64_t kvp_restart_policy_busy(struct kvp_restart_policy *policy, uint64_t now_ms, const char *text) {
+bool kvp_restart_policy_is_final(int32_t status) {
+  switch (status) {
+  case KVP_INVALID_ARGUMENT:
+  case KVP_WRONG_DEVICE:
+  case KVP_TOO_LARGE:
+  case KVP_UNIMPLEMENTED:
+  case KVP_VERSION_MISMATCH:
+    return true;
+  default:
+    return false;
+  }
+}
+
+uint64_t kvp_restart_policy_refused(struct kvp_restart_policy *policy, uint64_t now_ms, int32_t status,
+                                    const char *text) {
+  const bool is_final = kvp_restart_policy_is_final(status);
+  const int32_t refused_as = is_final ? status : KVP_OK;
+  const bool is_news =
+      !policy->is_waiting || policy->refused_as != refused_as || strcmp(policy->waiting_for, text) != 0;
   if (!policy->is_waiting) {
     policy->is_waiting = true;
     policy->waiting_since_ms = now_ms;
-  } else if (strcmp(policy->waiting_for, text) == 0) {
-    return pause_waiting_ms;
   }
-  (void)snprintf(policy->waiting_for, sizeof policy->waiting_for, "%s", text);
-  kvp_log(KVP_LOG_WARNING, "device_waiting", "device=%s waited_ms=%llu text=\"%s\"", policy->device,
-          (unsigned long long)(now_ms - policy->waiting_since_ms), policy->waiting_for);
-  return pause_waiting_ms;
+  policy->refused_as = refused_as;
+  if (is_news) {
+    (void)snprintf(policy->waiting_for, sizeof policy->waiting_for, "%s", text);
+    kvp_log(is_final ? KVP_LOG_ERROR : KVP_LOG_WARNING, is_final ? "device_refused" : "device_waiting",
+            "device=%s waited_ms=%llu text=\"%s\"", policy->device,
+            (unsigned long long)(now_ms - policy->waiting_since_ms), policy->waiting_for);
+  }
+  return is_final ? pause_max_ms : pause_waiting_ms;
 }
 
 void kvp_restart_policy_wait_over(struct kvp_restart_policy *policy, uint64_t now_ms, const char *how) {
   if (policy->is_waiting) {
     policy->is_waiting = false;
+    policy->refused_as = KVP_OK;
     kvp_log(KVP_LOG_INFO, "device_waited", "device=%s waited_ms=%llu end=%s", policy->device,
             (unsigned long long)(now_ms - policy->waiting_since_ms), how);
   }

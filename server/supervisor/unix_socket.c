@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +25,27 @@ static long lock_holder(int lock_fd) {
   return strtol(text, NULL, 10);
 }
 
+/* A daemon that ends takes the file away: what was opened before that is nobody's lock any more. */
+static bool lock_is_there(int fd, const char *path) {
+  struct stat opened, there;
+  return fstat(fd, &opened) == 0 && lstat(path, &there) == 0 && opened.st_dev == there.st_dev &&
+         opened.st_ino == there.st_ino;
+}
+
 static enum kvp_status lock_take(const char *path, int *out, struct kvp_error *error) {
-  const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (fd < 0) {
-    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "lock file \"%s\": %s", path, strerror(errno));
-  }
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  int fd = -1;
+  bool is_locked = false;
+  do {
+    if (fd >= 0) {
+      close(fd);
+    }
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd < 0) {
+      return kvp_error_set(error, KVP_INVALID_ARGUMENT, "lock file \"%s\": %s", path, strerror(errno));
+    }
+    is_locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+  } while (is_locked && !lock_is_there(fd, path)); /* each turn is another daemon's end */
+  if (!is_locked) {
     enum kvp_status status = KVP_OK;
     if (errno == EWOULDBLOCK) {
       status = kvp_error_set(error, KVP_IN_USE, "another daemon, pid %ld, holds \"%s\"", lock_holder(fd), path);
@@ -49,6 +65,11 @@ static enum kvp_status lock_take(const char *path, int *out, struct kvp_error *e
   }
   *out = fd;
   return KVP_OK;
+}
+
+static void lock_release(const char *path, int fd) {
+  (void)unlink(path); /* while it is held: whoever waits for it looks whether it is still there */
+  close(fd);
 }
 
 /* A daemon with another lock file may be listening here; binding over it would steal its clients silently. */
@@ -111,7 +132,7 @@ static enum kvp_status bind_and_listen(int type, const struct sockaddr_un *addre
 
 enum kvp_status kvp_unix_socket_open(struct kvp_unix_socket *endpoint, int type, const char *path, uint32_t mode,
                                      const char *lock_path, struct kvp_error *error) {
-  struct kvp_unix_socket opened = {.fd = -1, .lock_fd = -1, .address.sun_family = AF_UNIX};
+  struct kvp_unix_socket opened = {.fd = -1, .lock_fd = -1, .lock_path = lock_path, .address.sun_family = AF_UNIX};
   const size_t path_bytes = strlen(path);
   if (path_bytes == 0 || path_bytes >= sizeof opened.address.sun_path) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "socket path \"%s\" has %zu bytes, allowed are 1 to %zu", path,
@@ -134,7 +155,7 @@ enum kvp_status kvp_unix_socket_open(struct kvp_unix_socket *endpoint, int type,
   return KVP_OK;
 
 err_lock:
-  close(opened.lock_fd);
+  lock_release(lock_path, opened.lock_fd);
   return status;
 }
 
@@ -148,5 +169,5 @@ void kvp_unix_socket_refuse(struct kvp_unix_socket *endpoint) {
 void kvp_unix_socket_close(struct kvp_unix_socket *endpoint) {
   kvp_unix_socket_refuse(endpoint);
   (void)unlink(endpoint->address.sun_path);
-  close(endpoint->lock_fd);
+  lock_release(endpoint->lock_path, endpoint->lock_fd);
 }

@@ -2,8 +2,9 @@
  * that does nothing; all of it cold and interleaved in one run. See kernel_bench.h. Variants are held against the
  * default kernel's output first; exit 1: one differs.
  *
- *   bench_kernels [--quick] [--format NAME] [--variants]
+ *   bench_kernels [--quick] [--format NAME] [--variants] [--counters]
  */
+#include <cuda_profiler_api.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ enum {
 struct options {
   bool quick;
   bool variants;
+  bool counters;
   const char *format;
 };
 
@@ -47,10 +49,11 @@ static const char *const op_names[op_count] = {"store", "load"};
 static struct summary summaries[kvp_format_count][op_count];
 
 static void usage(FILE *to) {
-  (void)fprintf(to, "usage: bench_kernels [--quick] [--format NAME] [--variants]\n"
+  (void)fprintf(to, "usage: bench_kernels [--quick] [--format NAME] [--variants] [--counters]\n"
                     "  --quick        256, 65536 and 1048576 rows, blocks of 64\n"
                     "  --format NAME  only this record format\n"
-                    "  --variants     instead: ways to build the kernels beside each other, best first\n");
+                    "  --variants     instead: ways to build the kernels beside each other, best first\n"
+                    "  --counters     instead: one launch each of some kernels, for a profiler that waits for it\n");
 }
 
 static void note_summary(const struct kernel_case *bench_case, int op, double us, double copy_us, double floor_us) {
@@ -235,6 +238,29 @@ static uint32_t run_variants(const struct kernel_bench *bench, const struct opti
   return wrong;
 }
 
+/* One launch each, in this order and nothing else while the profiler looks. tests/gpu/counters.py reads what it prints. */
+static void run_counters(const struct kernel_bench *bench) {
+  static const struct {
+    enum kvp_format_id format;
+    uint32_t tokens_per_block;
+    int op;
+  } kernels[] = {
+      {KVP_FORMAT_V41, 64, OP_LOAD}, {KVP_FORMAT_INDEX_FP4, 16, OP_STORE}, {KVP_FORMAT_INDEX_FP4, 16, OP_LOAD}};
+  static struct kernel_case bench_case;
+  for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
+    const struct kvp_format *format = kvp_format_get(kernels[i].format);
+    kernel_case_init(bench, format, kernel_bench_rows_max, kernels[i].tokens_per_block, &bench_case);
+    KERNEL_BENCH_CHECK(cudaDeviceSynchronize());
+    KERNEL_BENCH_CHECK(cudaProfilerStart());
+    KERNEL_BENCH_CHECK(kernels[i].op == OP_STORE ? kernel_action_store(bench, &bench_case, 0, NULL)
+                                                 : kernel_action_load(bench, &bench_case, 0, NULL));
+    KERNEL_BENCH_CHECK(cudaDeviceSynchronize());
+    KERNEL_BENCH_CHECK(cudaProfilerStop());
+    (void)fprintf(stderr, "launched: %s %s, blocks of %u, %d rows\n", format->name, op_names[kernels[i].op],
+                  kernels[i].tokens_per_block, kernel_bench_rows_max);
+  }
+}
+
 /* False: not understood. */
 static bool parse(int argc, char **argv, struct options *out) {
   for (int i = 1; i < argc; i++) {
@@ -242,6 +268,8 @@ static bool parse(int argc, char **argv, struct options *out) {
       out->quick = true;
     } else if (strcmp(argv[i], "--variants") == 0) {
       out->variants = true;
+    } else if (strcmp(argv[i], "--counters") == 0) {
+      out->counters = true;
     } else if (strcmp(argv[i], "--format") == 0 && i + 1 < argc && kvp_format_find(argv[i + 1]) != NULL) {
       out->format = argv[++i];
     } else {
@@ -266,7 +294,9 @@ int main(int argc, char **argv) {
   (void)setvbuf(stdout, NULL, _IOLBF, 0);
   kernel_bench_init(&bench);
   uint32_t wrong = 0;
-  if (options.variants) {
+  if (options.counters) {
+    run_counters(&bench);
+  } else if (options.variants) {
     wrong = run_variants(&bench, &options);
   } else {
     run_all(&bench, &options);

@@ -1,6 +1,6 @@
-/* CUDA index ops, block ops and fused stores against a cudaMemcpyAsync of the same bytes and a kernel that does
- * nothing, cold and interleaved in one run; fused stores also against the store of the same rows and a copy of what the
- * unfused chain would move; and the fused stores of a decode step. See kernel_bench.h, ops_case.h.
+/* CUDA index ops, block ops, assembles and fused stores against a cudaMemcpyAsync of the same bytes and a kernel that
+ * does nothing, cold and interleaved in one run; fused stores also against the store of the same rows and the unfused
+ * chain, assembles against a launch a part; and the fused stores of a decode step. See kernel_bench.h, ops_case.h.
  *
  *   bench_ops_cuda
  */
@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "tests/bench/kernel_bench.h"
+#include "tests/bench/kernel_bench_device.h"
 #include "tests/bench/ops_case.h"
 
 enum { repeats = 11, sync_repeats = 100, sync_rows = 256 };
@@ -43,36 +44,36 @@ static cudaError_t do_memset(const struct kernel_bench *bench, const struct kern
 
 /* ---- fused stores ---- */
 
-/* Bytes of norm, RoPE and Hadamard as kernels of their own, each reading and writing rows, and of the store. */
-static uint64_t chain_bytes(uint64_t rows, uint32_t flags) {
-  uint64_t passes = (flags & KVP_FUSED_HADAMARD) != 0 ? 3 : 2;
-  return 2 * passes * rows * ops.timing.geometry.sizes.row_bytes + ops.read_bytes + ops.written_bytes;
-}
-
-/* What is copied for the chain must fit into the memory of all sets. */
-static bool chain_fits(uint64_t bytes) {
-  return bytes / 2 * ops.timing.set_count <= (uint64_t)kernel_bench_rows_max * 1024 - (1 << 20);
+/* Norm and RoPE to BF16 rows, which are then stored. */
+static cudaError_t do_chain(const struct kernel_bench *bench, const struct kernel_case *bench_case, uint32_t set,
+                            const void *context) {
+  struct kvp_store_params store = bench_case->store[set];
+  const uint64_t row_bytes = bench_case->geometry.sizes.row_bytes;
+  const struct kvp_rows rows = {bench->out + set * store.row_count * row_bytes, row_bytes};
+  (void)context;
+  store.source = rows;
+  cudaError_t error = kernel_bench_norm_rope(&ops.fused[set], &rows, bench->stream);
+  return error == cudaSuccess ? kvp_cuda_store_launch(&store, bench->counts, bench->stream) : error;
 }
 
 static void run_fused(const struct kernel_bench *bench, const struct ops_memory *memory, enum kvp_format_id id,
                       uint64_t rows, uint32_t flags, bool cast_back) {
   ops_case_fused(bench, memory, kvp_format_get(id), rows, flags, cast_back, &ops);
   uint64_t bytes = ops.read_bytes + ops.written_bytes;
-  uint64_t chain = chain_bytes(rows, flags);
   struct kernel_action actions[] = {{.launch = do_fused},
                                     {.launch = kernel_action_store},
                                     {.launch = kernel_action_copy, .context = &bytes},
                                     {.launch = kernel_action_empty},
-                                    {.launch = kernel_action_copy, .context = &chain}};
-  bool with_chain = chain_fits(chain);
+                                    {.launch = do_chain}};
+  bool with_chain = !cast_back && (flags & KVP_FUSED_HADAMARD) == 0;
   kernel_bench_time(bench, &ops.timing, actions, with_chain ? 5 : 4, repeats);
-  printf("%-14s %-9s %-9s %8llu %9.2f %8.1f %9.2f %9.2f %9.2f", kvp_format_get(id)->name,
+  printf("%-14s %-9s %-9s %8llu %9.2f %8.1f %9.2f %6.3f %9.2f %9.2f", kvp_format_get(id)->name,
          (flags & KVP_FUSED_HADAMARD) != 0 ? "hadamard"
          : (flags & KVP_FUSED_NEOX) != 0   ? "neox"
                                            : "-",
          cast_back ? "cast-back" : "-", (unsigned long long)rows, actions[0].median_us,
-         (double)bytes / actions[0].median_us / 1e3, actions[1].median_us, actions[2].median_us,
-         actions[3].median_us);
+         (double)bytes / actions[0].median_us / 1e3, actions[1].median_us,
+         actions[0].median_us / actions[1].median_us, actions[2].median_us, actions[3].median_us);
   if (with_chain) {
     printf(" %9.2f", actions[4].median_us);
   }
@@ -81,8 +82,9 @@ static void run_fused(const struct kernel_bench *bench, const struct ops_memory 
 
 static void run_all_fused(const struct kernel_bench *bench, const struct ops_memory *memory) {
   static const uint64_t rows[] = {1, 64, 256, 4096, 65536, 262144};
-  printf("\nfused_store, blocks of 64\n%-14s %-9s %-9s %8s %9s %8s %9s %9s %9s %9s\n", "format", "with", "", "rows",
-         "us", "GB/s", "store_us", "memcpy_us", "empty_us", "chain_us");
+  printf("\nfused_store, blocks of 64; the store of the same rows; norm and RoPE as a kernel of their own, then a "
+         "store\n%-14s %-9s %-9s %8s %9s %8s %9s %6s %9s %9s %9s\n",
+         "format", "with", "", "rows", "us", "GB/s", "store_us", "times", "memcpy_us", "empty_us", "chain_us");
   for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
     run_fused(bench, memory, KVP_FORMAT_V41, rows[i], 0, false);
     run_fused(bench, memory, KVP_FORMAT_V41, rows[i], 0, true);
@@ -92,6 +94,70 @@ static void run_all_fused(const struct kernel_bench *bench, const struct ops_mem
     run_fused(bench, memory, KVP_FORMAT_INDEX_MXFP8, rows[i], KVP_FUSED_HADAMARD, false);
     run_fused(bench, memory, KVP_FORMAT_INDEX_FP4, rows[i], KVP_FUSED_HADAMARD, false);
     run_fused(bench, memory, KVP_FORMAT_BF16, rows[i], 0, false);
+  }
+}
+
+/* ---- assemble ---- */
+
+/* All parts at once, and the store, which overwrites what is loaded, behind them. */
+static cudaError_t do_assemble(const struct kernel_bench *bench, const struct kernel_case *bench_case, uint32_t set,
+                               const void *context) {
+  const struct ops_assembly *assembly = &ops.assembly[set];
+  const struct kvp_cuda_assembly parts = {
+      .loads = {&assembly->history, assembly->keeps ? NULL : &assembly->compressed},
+      .load_counts = {bench->counts, bench->counts},
+      .copy = assembly->stores ? NULL : &assembly->copy,
+      .copy_counts = bench->counts};
+  (void)bench_case;
+  (void)context;
+  cudaError_t error = kvp_cuda_assemble_launch(&parts, bench->stream);
+  return error == cudaSuccess && assembly->stores
+             ? kvp_cuda_store_launch(&assembly->store, bench->counts, bench->stream)
+             : error;
+}
+
+/* One launch a part. */
+static cudaError_t do_parts(const struct kernel_bench *bench, const struct kernel_case *bench_case, uint32_t set,
+                            const void *context) {
+  const struct ops_assembly *assembly = &ops.assembly[set];
+  (void)bench_case;
+  (void)context;
+  cudaError_t error = kvp_cuda_load_launch(&assembly->history, bench->counts, bench->stream);
+  if (error == cudaSuccess && !assembly->keeps) {
+    error = kvp_cuda_load_launch(&assembly->compressed, bench->counts, bench->stream);
+  }
+  if (error != cudaSuccess) {
+    return error;
+  }
+  return assembly->stores ? kvp_cuda_store_launch(&assembly->store, bench->counts, bench->stream)
+                          : kvp_cuda_copy_rows_launch(&assembly->copy, bench->counts, bench->stream);
+}
+
+static void run_assemble(const struct kernel_bench *bench, const struct ops_memory *memory, uint32_t sequences,
+                         uint32_t window, bool stores, bool keeps) {
+  ops_case_assemble(bench, memory, sequences, window, stores, keeps, &ops);
+  uint64_t bytes = ops.read_bytes + ops.written_bytes;
+  struct kernel_action actions[] = {{.launch = do_assemble},
+                                    {.launch = do_parts},
+                                    {.launch = kernel_action_copy, .context = &bytes},
+                                    {.launch = kernel_action_empty}};
+  kernel_bench_time(bench, &ops.timing, actions, 4, repeats);
+  printf("%9u %7u %-6s %-6s %9.2f %9.2f %8.1f %9.2f %9.2f %6.3f %9.2f\n", sequences, window, stores ? "stored" : "-",
+         keeps ? "kept" : "-", (double)bytes / 1e6, actions[0].median_us, (double)bytes / actions[0].median_us / 1e3,
+         actions[1].median_us, actions[2].median_us, actions[2].median_us / actions[0].median_us,
+         actions[3].median_us);
+}
+
+static void run_all_assembles(const struct kernel_bench *bench, const struct ops_memory *memory) {
+  printf("\nassemble, v41: a window of history, 1024 new rows, 2500 compressed rows a sequence\n%9s %7s %-6s %-6s "
+         "%9s %9s "
+         "%8s %9s %9s %6s %9s\n",
+         "sequences", "window", "chunk", "part 3", "MB", "us", "GB/s", "parts_us", "memcpy_us", "ratio", "empty_us");
+  for (uint32_t sequences = 1; sequences <= 8; sequences *= 8) {
+    for (int way = 0; way < 4; way++) {
+      run_assemble(bench, memory, sequences, 4096, way % 2 != 0, way >= 2);
+    }
+    run_assemble(bench, memory, sequences, 128, true, false);
   }
 }
 
@@ -229,6 +295,7 @@ int main(void) {
   run_decode(&bench, &memory);
   run_index_ops(&bench, &memory);
   run_block_ops(&bench, &memory);
+  run_all_assembles(&bench, &memory);
   run_all_fused(&bench, &memory);
   ops_memory_deinit(&memory);
   kernel_bench_deinit(&bench);

@@ -46,7 +46,90 @@ static __global__ void checksum_kernel(const uint64_t *from, uint64_t words, uns
   atomicAdd(sum, (unsigned long long)own);
 }
 
+constexpr int norm_threads = 128;
+constexpr int norm_elements_max = 512;
+
+struct norm_rope_args {
+  kvp_rows source;
+  kvp_rows out;
+  kvp_rows cos_sin;
+  const uint16_t *weight;
+  const int32_t *positions;
+  uint64_t row_count;
+  uint32_t elements;
+  uint32_t rotary_dims;
+  uint32_t rope_offset;
+  float eps;
+  bool neox;
+};
+
+/* A warp a row, which it has in shared memory. */
+static __global__ void __launch_bounds__(norm_threads) norm_rope_kernel(const __grid_constant__ norm_rope_args args) {
+  __shared__ float rows[norm_threads / 32][norm_elements_max];
+  float *values = rows[threadIdx.x / 32];
+  const uint32_t lane = threadIdx.x % 32;
+  const uint64_t row = (uint64_t)blockIdx.x * (norm_threads / 32) + threadIdx.x / 32;
+  if (row >= args.row_count) {
+    return;
+  }
+  const uint4 *from = (const uint4 *)(args.source.base + row * args.source.stride_bytes);
+  const float *cosines = (const float *)(args.cos_sin.base + args.positions[row] * args.cos_sin.stride_bytes);
+  const uint32_t half = args.rotary_dims / 2;
+  float sum = 0;
+  for (uint32_t chunk = lane; chunk < args.elements / 8; chunk += 32) {
+    const uint4 words = from[chunk];
+    const uint32_t pairs[] = {words.x, words.y, words.z, words.w};
+    for (int i = 0; i < 8; i++) {
+      float value = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000);
+      values[chunk * 8 + i] = value;
+      sum += value * value;
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xFFFFFFFF, sum, distance);
+  }
+  const float factor = rsqrtf(sum / (float)args.elements + args.eps);
+  __syncwarp();
+  for (uint32_t i = lane; i < args.elements; i += 32) {
+    values[i] *= factor * __uint_as_float((uint32_t)args.weight[i] << 16);
+  }
+  __syncwarp();
+  for (uint32_t pair = lane; pair < half; pair += 32) {
+    float *first = values + args.rope_offset + (args.neox ? pair : 2 * pair);
+    float *second = first + (args.neox ? half : 1);
+    const float a = *first;
+    *first = a * cosines[pair] - *second * cosines[half + pair];
+    *second = a * cosines[half + pair] + *second * cosines[pair];
+  }
+  __syncwarp();
+  uint4 *to = (uint4 *)(args.out.base + row * args.out.stride_bytes);
+  for (uint32_t chunk = lane; chunk < args.elements / 8; chunk += 32) {
+    const float *v = values + chunk * 8;
+    to[chunk] =
+        make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+  }
+}
+
 } // namespace kvp
+
+extern "C" cudaError_t kernel_bench_norm_rope(const struct kvp_fused_store_params *params, const struct kvp_rows *out,
+                                              cudaStream_t stream) {
+  const kvp_store_params &store = params->store;
+  const kvp::norm_rope_args args = {store.source,
+                                    *out,
+                                    params->cos_sin,
+                                    params->norm_weight,
+                                    params->positions,
+                                    store.row_count,
+                                    store.layer.geometry->sizes.elements,
+                                    params->rotary_dims,
+                                    params->rope_offset,
+                                    params->eps,
+                                    (params->flags & KVP_FUSED_NEOX) != 0};
+  const uint64_t rows = kvp::norm_threads / 32;
+  kvp::norm_rope_kernel<<<(uint32_t)((store.row_count + rows - 1) / rows), kvp::norm_threads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
 
 extern "C" cudaError_t kernel_bench_fill_rows(uint8_t *rows, uint64_t elements, cudaStream_t stream) {
   kvp::fill_kernel<<<kvp::wide_grid, kvp::wide_block, 0, stream>>>((uint16_t *)rows, elements);

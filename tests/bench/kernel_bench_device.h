@@ -20,6 +20,11 @@ cudaError_t kernel_bench_read(const uint8_t *memory, uint64_t bytes, cudaStream_
 /* Adds to *sum, in device memory, a number that depends on every word and its place. */
 cudaError_t kernel_bench_checksum(const uint8_t *memory, uint64_t bytes, uint64_t *sum, cudaStream_t stream);
 
+/* RMSNorm and RoPE of a fused store's rows as a kernel of its own that writes BF16 rows: what its chain begins with where
+ * nothing is fused. Up to 512 elements; arrays are good, sums have another order. */
+cudaError_t kernel_bench_norm_rope(const struct kvp_fused_store_params *params, const struct kvp_rows *out,
+                                   cudaStream_t stream);
+
 struct kvp_cuda_counts;
 
 /* One build of a kernel; only one of the launchers is there, and it yields cudaErrorNotSupported where the device

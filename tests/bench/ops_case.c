@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/bench/kernel_bench_device.h"
+
 enum {
   rotary_dims = 64,
   position_count = 4096,
@@ -241,6 +243,138 @@ void ops_case_blocks(const struct kernel_bench *bench, const struct ops_memory *
                                                   .pairs = memory->small + 2 * count * (uint64_t)set,
                                                   .count = count};
   }
+}
+
+/* ---- assemble ---- */
+
+enum { chunk_tokens = 1024, history_begin = 784, compressed_rows = 2500 };
+
+/* What sequences of all sets have: records in bench->region, rings before compressed blocks; arrays in memory->small. */
+struct prefill {
+  uint64_t sequences; /* of a set */
+  uint64_t window;
+  uint64_t history_segments; /* of a sequence */
+  uint64_t compressed_segments;
+  struct kvp_geometry ring;
+  struct kvp_geometry compressed;
+  int32_t *arrays; /* of a set: history, compressed, slots */
+  uint64_t arrays_count;
+};
+
+static uint64_t prefill_segments(struct kvp_segment *to, uint64_t block, uint64_t window, uint64_t dst) {
+  const uint64_t first = ring_tokens - history_begin < window ? ring_tokens - history_begin : window;
+  to[0] = (struct kvp_segment){(int32_t)block, history_begin, (int32_t)(history_begin + first), (int32_t)dst};
+  if (first == window) {
+    return 1;
+  }
+  to[1] = (struct kvp_segment){(int32_t)block, 0, (int32_t)(window - first), (int32_t)(dst + first)};
+  return 2;
+}
+
+/* The arrays of one set. order: of all compressed blocks. */
+static void prefill_fill(const struct prefill *prefill, uint32_t set, const uint32_t *order) {
+  int32_t *arrays = host_memory(prefill->arrays_count * sizeof(*arrays));
+  struct kvp_segment *history = (void *)arrays;
+  struct kvp_segment *compressed = history + prefill->sequences * prefill->history_segments;
+  int32_t *slots = (int32_t *)(void *)(compressed + prefill->sequences * prefill->compressed_segments);
+  for (uint64_t i = 0; i < prefill->sequences; i++) {
+    const uint64_t block = set * prefill->sequences + i;
+    history += prefill_segments(history, block, prefill->window, i * prefill->window);
+    for (uint64_t k = 0; k < prefill->compressed_segments; k++) {
+      const uint64_t begin = k * compressed_tokens;
+      const uint64_t end = begin + compressed_tokens < compressed_rows ? begin + compressed_tokens : compressed_rows;
+      *compressed++ = (struct kvp_segment){(int32_t)order[block * prefill->compressed_segments + k], 0,
+                                           (int32_t)(end - begin), (int32_t)(i * compressed_rows + begin)};
+    }
+    for (uint32_t k = 0; k < chunk_tokens; k++) {
+      *slots++ = (int32_t)(block * ring_tokens + (history_begin + k) % ring_tokens);
+    }
+  }
+  KERNEL_BENCH_CHECK(cudaMemcpy(prefill->arrays + set * prefill->arrays_count, arrays,
+                                prefill->arrays_count * sizeof(*arrays), cudaMemcpyHostToDevice));
+  free(arrays);
+}
+
+static struct ops_assembly prefill_assembly(const struct kernel_bench *bench, const struct prefill *prefill,
+                                            uint32_t set) {
+  const uint32_t row_bytes = prefill->ring.sizes.row_bytes;
+  const uint64_t history_rows = prefill->sequences * prefill->window;
+  const uint64_t chunk_rows = prefill->sequences * chunk_tokens;
+  const uint64_t part_3_rows = prefill->sequences * compressed_rows;
+  uint8_t *out = bench->out + set * (history_rows + chunk_rows + part_3_rows) * row_bytes;
+  const struct kvp_rows chunk = {out + history_rows * row_bytes, row_bytes};
+  const struct kvp_rows source = {bench->source + set * chunk_rows * row_bytes, row_bytes};
+  const struct kvp_segment *history = (const void *)(prefill->arrays + set * prefill->arrays_count);
+  const struct kvp_segment *compressed = history + prefill->sequences * prefill->history_segments;
+  const uint64_t compressed_count = prefill->sequences * prefill->compressed_segments;
+  return (struct ops_assembly){
+      .history = {.layer = {bench->region, &prefill->ring},
+                  .segments = history,
+                  .segment_count = prefill->sequences * prefill->history_segments,
+                  .total_k = history_rows,
+                  .out = {out, row_bytes},
+                  .rows = history_rows,
+                  .segment_rows_max = prefill->window},
+      .copy = {.source = source, .out = chunk, .row_count = chunk_rows, .row_bytes = row_bytes},
+      .store = {.layer = {bench->region, &prefill->ring},
+                .source = source,
+                .slots = (const int32_t *)(const void *)(compressed + compressed_count),
+                .row_count = chunk_rows,
+                .cast_back = chunk,
+                .back_is_copy = true},
+      .compressed = {.layer = {bench->region + prefill->ring.region_bytes, &prefill->compressed},
+                     .segments = compressed,
+                     .segment_count = compressed_count,
+                     .total_k = part_3_rows,
+                     .out = {chunk.base + chunk_rows * row_bytes, row_bytes},
+                     .rows = part_3_rows,
+                     .segment_rows_max = compressed_tokens}};
+}
+
+static uint32_t *prefill_order(uint32_t blocks) {
+  uint32_t *order = host_memory(blocks * sizeof(*order));
+  for (uint32_t i = 0; i < blocks; i++) {
+    const uint32_t other = (uint32_t)(random_next() % (i + 1));
+    order[i] = order[other];
+    order[other] = i;
+  }
+  return order;
+}
+
+void ops_case_assemble(const struct kernel_bench *bench, const struct ops_memory *memory, uint32_t sequences,
+                       uint32_t window, bool stores, bool keeps, struct ops_case *out) {
+  static struct prefill prefill; /* its geometries stay */
+  const struct kvp_format *format = kvp_format_get(KVP_FORMAT_V41);
+  prefill = (struct prefill){.sequences = sequences,
+                             .window = window,
+                             .history_segments = ring_tokens - history_begin < window ? 2 : 1,
+                             .compressed_segments = (compressed_rows + compressed_tokens - 1) / compressed_tokens,
+                             .arrays = memory->small};
+  prefill.arrays_count =
+      (uint64_t)sequences * (4 * (prefill.history_segments + prefill.compressed_segments) + chunk_tokens);
+  geometry_init(format, ring_tokens, 1, 1, &prefill.ring);
+  const uint64_t record_bytes = prefill.ring.sizes.bytes_per_token;
+  const uint64_t row_bytes = prefill.ring.sizes.row_bytes;
+  const uint64_t part_3_rows = keeps ? 0 : compressed_rows;
+  sets_init(bench, sequences * ((window + part_3_rows) * record_bytes + chunk_tokens * row_bytes),
+            sequences *
+                ((window + chunk_tokens + part_3_rows) * row_bytes + (stores ? chunk_tokens * record_bytes : 0)),
+            out);
+  const uint32_t sets = out->timing.set_count;
+  const uint32_t blocks = (uint32_t)((uint64_t)sets * sequences * prefill.compressed_segments);
+  geometry_init(format, ring_tokens, sets * sequences, 1, &prefill.ring);
+  geometry_init(format, compressed_tokens, blocks, 1, &prefill.compressed);
+  uint32_t *order = prefill_order(blocks);
+  for (uint32_t set = 0; set < sets; set++) {
+    prefill_fill(&prefill, set, order);
+    out->assembly[set] = prefill_assembly(bench, &prefill, set);
+    out->assembly[set].stores = stores;
+    out->assembly[set].keeps = keeps;
+  }
+  free(order);
+  KERNEL_BENCH_CHECK(kernel_bench_fill_rows(
+      bench->region, (prefill.ring.region_bytes + prefill.compressed.region_bytes) / 2, bench->stream));
+  KERNEL_BENCH_CHECK(cudaStreamSynchronize(bench->stream));
 }
 
 void ops_decode_init(const struct kernel_bench *bench, const struct ops_memory *memory, struct ops_decode *out) {

@@ -17,6 +17,16 @@ struct ops_memory {
   struct kvp_cuda_counts *counts; /* [ops_case_layers] */
 };
 
+/* Parts of an assemble. */
+struct ops_assembly {
+  struct kvp_load_params history;
+  struct kvp_copy_rows_params copy; /* of the chunk, or: */
+  struct kvp_store_params store;    /* with a copy of its rows */
+  struct kvp_load_params compressed;
+  bool stores;
+  bool keeps; /* the compressed rows are there */
+};
+
 struct ops_case {
   struct kernel_case timing; /* set_count and store_bytes are what the clock looks at */
   uint64_t read_bytes;       /* by one launch, metadata apart */
@@ -27,6 +37,7 @@ struct ops_case {
   struct kvp_expand_index_params expand[kernel_bench_sets_max];
   struct kvp_cat_index_params cat[kernel_bench_sets_max];
   struct kvp_blocks_params blocks[kernel_bench_sets_max];
+  struct ops_assembly assembly[kernel_bench_sets_max];
 };
 
 /* A decode step: a token of every sequence in every layer. */
@@ -56,6 +67,9 @@ void ops_case_cat(const struct kernel_bench *bench, uint64_t rows, uint64_t left
 /* copies: pairs of blocks, else zeroed blocks; of a v41 region of ops_case_layers layers. */
 void ops_case_blocks(const struct kernel_bench *bench, const struct ops_memory *memory, uint64_t count, bool copies,
                      struct ops_case *out);
+/* Prefills of so many sequences: v41, a ring of 4096 tokens, compressed blocks of 16. Records are any bytes. */
+void ops_case_assemble(const struct kernel_bench *bench, const struct ops_memory *memory, uint32_t sequences,
+                       uint32_t window, bool stores, bool keeps, struct ops_case *out);
 void ops_decode_init(const struct kernel_bench *bench, const struct ops_memory *memory, struct ops_decode *out);
 
 #endif

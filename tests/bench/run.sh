@@ -46,6 +46,12 @@ echo "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
 heading "host kernels (bench_host_kernels)"
 "$build/tests/bench/bench_host_kernels" all 65536
 
+heading "host index, fused-store and block ops (bench_host_ops)"
+"$build/tests/bench/bench_host_ops" all
+
+heading "planners (bench_planners)"
+"$build/tests/bench/bench_planners"
+
 heading "a step through the ring (bench_ring)"
 "$build/tests/bench/bench_ring"
 

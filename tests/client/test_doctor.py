@@ -1,6 +1,7 @@
 """kvpoolctl doctor against hosts that are made up: a tree of device nodes and /proc, NVIDIA's libraries of
 fake_nvidia.c, an MPS control daemon that is a listening socket, and daemons in every state."""
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from support.proxy import Proxy
 from support.stubs import pb
 from support.tool import Tool, environment, program
 
+CHOOSE_DEVICE = Path(__file__).resolve().parents[2] / "deploy" / "choose-device.sh"
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:        1 kB\nMemAvailable:   33554432 kB\n"
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)\nGCC version: 1\n"
 
@@ -58,12 +61,15 @@ class Host:
         env["LD_LIBRARY_PATH"] = str(build_dir() / "tests" / "client" / "fake_nvidia")
         return env
 
-    def look(self, status=0, prefix=(), libraries=True, **settings):
-        """The document; FAKE_NVIDIA is made of the settings."""
+    def look(self, *flags, status=0, prefix=(), libraries=True, visible=None, **settings):
+        """The document; FAKE_NVIDIA is made of the settings. visible: CUDA_VISIBLE_DEVICES."""
         env = self.environment(FAKE_NVIDIA=" ".join(f"{k}={v}" for k, v in settings.items()))
+        env.pop("CUDA_VISIBLE_DEVICES", None)
+        if visible is not None:
+            env["CUDA_VISIBLE_DEVICES"] = visible
         if not libraries:
             del env["LD_LIBRARY_PATH"]
-        command = [*prefix, *self.tool.command("--json", "--timeout", "1500", "doctor", "--root", self.root)]
+        command = [*prefix, *self.tool.command("--json", "--timeout", "1500", "doctor", "--root", self.root, *flags)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=env,
                               check=False)
         assert done.returncode == status and done.stderr == "", f"{done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -197,10 +203,24 @@ def test_a_device_node_is_closed(host, tmp_path):
     (dict(init=100), "CUDA_ERROR_OF_A_TEST (100)", "CUDA_VISIBLE_DEVICES is not set"),
     (dict(init=999), "(999)", "dmesg"),
     (dict(version=11080), "the driver knows CUDA 11.8, kvpool-exec needs 1", "update the driver"),
+    (dict(init=803), "(803)", "reboot"),
+    (dict(lost=15), "cuDeviceGetCount fails: CUDA_ERROR_OF_A_TEST (15)", "dmesg"),
     (dict(crash=1), "ends the process", "MPS"),
+    (dict(hang=1), "does not end", "MPS"),
+    (dict(count=0), "CUDA 13.0 starts, but has no GPU", "of different versions"),
+    (dict(count=-1), "CUDA 13.0 starts, but has no GPU", "of different versions"),
+    (dict(visible=""), "has no GPU", "CUDA_VISIBLE_DEVICES is '', which hides every GPU"),
+    (dict(visible="-1"), "has no GPU", "CUDA_VISIBLE_DEVICES is '-1', which hides every GPU"),
 ])
 def test_libcuda_does_not_work(gpu_host, settings, words, advice):
-    gpu_host.look(status=1, **settings).is_about("libcuda", "problem", words, advice)
+    found = gpu_host.look(status=1, **settings)
+    found.is_about("libcuda", "problem", words, advice)
+    assert found.document["device"] == "host:0" and words in found.document["device_reason"]
+
+
+def test_a_container_without_its_gpus(host):
+    host.put_driver(nodes=["nvidiactl", "nvidia-uvm"])
+    host.look(status=1, count=0).is_about("libcuda", "problem", "has no GPU", "docker run --gpus all")
 
 
 def test_libraries_are_missing(gpu_host):
@@ -229,6 +249,32 @@ def test_a_gpu_that_is_set_up_otherwise(gpu_host, settings, result, advice):
         found.is_about("cuda:0", "ok", "Test GPU A")
 
 
+@pytest.mark.parametrize("settings, words", [
+    (dict(handle=4), "can't say it: Insufficient Permissions (nvidia-smi's GPU 1)"),
+    (dict(memory=15), "can't say its memory: GPU is lost (nvidia-smi's GPU 1)"),
+])
+def test_a_gpu_that_the_management_library_fails_on(gpu_host, settings, words):
+    found = gpu_host.look(status=1, **settings)
+    found.is_about("GPU 1" if "handle" in settings else "cuda:1", "problem", words, "nvidia-smi -i 1")
+    found.is_about("cuda:0", "ok", "Test GPU A")
+    assert found.document["problems"] == 1 and found.document["device"] in ("cuda:0", "host:0")
+
+
+def test_numbers_of_cuda_and_of_nvidia_smi(gpu_host):
+    """CUDA_VISIBLE_DEVICES gives GPUs other numbers, or none."""
+    found = gpu_host.look(visible="1")
+    found.is_about("cuda:0", "ok", "Test GPU B")
+    found.is_about("cuda:0", "ok", "nvidia-smi's GPU 1 (CUDA_VISIBLE_DEVICES is 1)")
+    found.is_about("GPU 0", "ok", "Test GPU A")
+    found.is_about("GPU 0", "ok", "CUDA does not show it here (CUDA_VISIBLE_DEVICES is 1)")
+    found = gpu_host.look(visible="1,0")
+    found.is_about("cuda:0", "ok", "Test GPU B")
+    found.is_about("cuda:1", "ok", "Test GPU A")
+    found.is_about("cuda:1", "ok", "nvidia-smi's GPU 0 ")
+    # What is to be done goes by nvidia-smi's number.
+    gpu_host.look(status=1, visible="1,0", mode=2).is_about("cuda:0", "problem", "Test GPU B", "nvidia-smi -i 1 -c DEFAULT")
+
+
 def test_an_exclusive_gpu_without_mps(host):
     host.put_driver()
     host.look(mode=3).is_about("cuda:1", "warning", "exclusive_process", "start MPS")
@@ -236,6 +282,10 @@ def test_an_exclusive_gpu_without_mps(host):
 
 def test_the_management_library_fails(gpu_host):
     gpu_host.look(status=1, nvml=18).is_about("GPUs", "problem", "Driver/library version mismatch", "reboot")
+
+
+def test_the_management_library_hangs(gpu_host):
+    gpu_host.look(status=1, stuck=1).is_about("GPUs", "problem", "asking for them does not end", "dmesg")
 
 
 def test_locked_memory(gpu_host):
@@ -246,16 +296,144 @@ def test_locked_memory(gpu_host):
         gpu_host.look(prefix=["prlimit", "--memlock=67108864:67108864"]).is_about("locked memory", "ok", "64.0 MiB")
 
 
-@pytest.mark.parametrize("devices, result, advice", [("host:N, cuda:N", "ok", ""), ("host:N", "warning", "nvcc")])
-def test_what_the_executor_was_built_for(gpu_host, tmp_path, devices, result, advice):
-    installed = tmp_path / "usr"
-    (installed / "bin").mkdir(parents=True)
-    (installed / "libexec/kvpool").mkdir(parents=True)
-    executor = installed / "libexec/kvpool/kvpool-exec"
-    executor.write_text(f"#!/bin/sh\necho 'Device to serve: host:0, cuda:0'\necho 'Devices of this build: {devices}'\n")
-    executor.chmod(0o755)
-    gpu_host.tool = Tool(gpu_host.tool.socket, shutil.copy(program(), installed / "bin"))
-    gpu_host.look().is_about("kvpool-exec", result, "libexec/kvpool/kvpool-exec", advice)
+# ---- the programs --------------------------------------------------------------------------------------------------
+
+
+def put_executor(path, words="echo 'Devices of this build: host:N, cuda:N'"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho 'Device to serve: host:0, cuda:0'\n{words}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def installed(host, tmp_path):
+    """kvpoolctl alone, installed; the place of its executor."""
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    host.tool = Tool(host.tool.socket, shutil.copy(program(), tmp_path / "usr/bin"))
+    return tmp_path / "usr/libexec/kvpool/kvpool-exec"
+
+
+@pytest.mark.parametrize("devices, result, advice, device", [("host:N, cuda:N", "ok", "", "cuda:0"),
+                                                             ("host:N", "warning", "nvcc", "host:0")])
+def test_what_the_executor_was_built_for(gpu_host, installed, devices, result, advice, device):
+    put_executor(installed, f"echo 'Devices of this build: {devices}'")
+    found = gpu_host.look()
+    found.is_about("kvpool-exec", result, "libexec/kvpool/kvpool-exec", advice)
+    assert found.document["device"] == device
+    assert ("Test GPU A" if device == "cuda:0" else "built without the CUDA backend") in found.document["device_reason"]
+
+
+def members(group):
+    """Processes of the group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("words, text", [("sleep 1000 & sleep 1000", "--help does not end"),
+                                         ("exec >&- 2>&-; sleep 1000", "--help does not end"),
+                                         ("echo hello", "is no kvpool-exec"),
+                                         ("kill -9 $$", "is no kvpool-exec")])
+def test_an_executor_that_does_not_behave(gpu_host, installed, words, text):
+    put_executor(installed, f"echo $$ >'{installed}.pid'\n{words}")
+    found = gpu_host.look(status=1)
+    found.is_about("kvpool-exec", "problem", text, "--executor")
+    assert found.document["device"] == "host:0" and text in found.document["device_reason"]
+    group = int((installed.parent / "kvpool-exec.pid").read_text())
+    wait_until(lambda: not members(group), "the end of what it has started")
+
+
+def test_the_executor_of_the_configuration(host, tmp_path):
+    """As kvpoold reads it; the flag goes before the file."""
+    file, one, two = tmp_path / "kvpoold.conf", put_executor(tmp_path / "one"), put_executor(tmp_path / "two")
+    file.write_text(f'executor = "{one}";\n')
+    found = host.look("--config", file)
+    found.is_about("configuration", "ok", f"{file} is valid")
+    found.is_about("kvpool-exec", "ok", f"({one})")
+    host.look("--config", file, "--executor", two).is_about("kvpool-exec", "ok", f"({two})")
+    host.look("--executor", two).is_about("kvpool-exec", "ok", f"({two})")
+    one.unlink()
+    host.look("--config", file, status=1).is_about("kvpool-exec", "problem", f"{one} is not there", "`executor`")
+    file.write_text("executer = 1;\n")
+    host.look("--config", file, status=1).is_about("configuration", "problem", "executer is no setting of kvpoold",
+                                                   f"kvpoold --config {file} --check-config")
+
+
+# ---- what the quickstart goes by -----------------------------------------------------------------------------------
+
+
+def choose_device(host, *flags, path=None, visible=None, **settings):
+    env = host.environment(FAKE_NVIDIA=" ".join(f"{k}={v}" for k, v in settings.items()))
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        env["CUDA_VISIBLE_DEVICES"] = visible
+    done = subprocess.run([CHOOSE_DEVICE, path or host.tool.path, "--timeout", "1500", "--root", host.root, *flags],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=env, check=False)
+    assert done.returncode == 0 and done.stderr == "", done
+    device, reason = done.stdout.splitlines()
+    return device, reason
+
+
+def test_the_device_to_start_with(host, tmp_path):
+    executor = put_executor(tmp_path / "executor")
+    plain = put_executor(tmp_path / "plain", "echo 'Devices of this build: host:N'")
+    assert choose_device(host) == ("host:0", "no GPU on this machine")
+    host.put_driver(version="")
+    device, reason = choose_device(host, "--executor", executor)
+    assert device == "host:0" and "no kernel module" in reason
+    (host.root / "proc/driver/nvidia/version").write_text(NVRM)
+    assert choose_device(host, "--executor", executor) == ("cuda:0", "Test GPU A")
+    assert choose_device(host, "--executor", executor, visible="1") == ("cuda:0", "Test GPU B")
+    assert choose_device(host, "--executor", executor, free=7) == ("cuda:0", "Test GPU A")  # better than none
+    for settings, words in ((dict(init=802), "CUDA_ERROR_SYSTEM_NOT_READY"), (dict(version=11080), "CUDA 11.8"),
+                            (dict(crash=1), "starting CUDA ends the process"), (dict(count=0), "has no GPU"),
+                            (dict(hang=1), "starting CUDA does not end")):
+        device, reason = choose_device(host, "--executor", executor, **settings)
+        assert device == "host:0" and words in reason, settings
+    device, reason = choose_device(host, "--executor", plain)
+    assert device == "host:0" and "built without the CUDA backend" in reason
+    device, reason = choose_device(host, "--executor", tmp_path / "none")
+    assert device == "host:0" and "none is not there" in reason
+    (host.root / "dev/nvidia-uvm").unlink()
+    device, reason = choose_device(host, "--executor", executor)
+    assert device == "host:0" and "/dev/nvidia-uvm is not there" in reason
+
+
+def test_the_device_to_start_with_when_one_gpu_is_bad(gpu_host, tmp_path):
+    executor = put_executor(tmp_path / "executor")
+    assert choose_device(gpu_host, "--executor", executor, visible="1,0", mode=2) == ("cuda:1", "Test GPU A")
+    assert choose_device(gpu_host, "--executor", executor, visible="1,0", major=7) == ("cuda:1", "Test GPU A")
+    device, reason = choose_device(gpu_host, "--executor", executor, visible="1", mode=2)
+    assert device == "host:0" and "Test GPU B" in reason
+
+
+def test_the_device_to_start_with_without_a_doctor(host):
+    assert choose_device(host, path="/bin/false") == ("host:0", "kvpoolctl doctor says nothing about GPUs")
+
+
+# ---- files that are none -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "directory"])
+@pytest.mark.parametrize("path", ["proc/driver/nvidia/version", "proc/meminfo"])
+def test_what_is_no_file_is_not_read(gpu_host, path, make):
+    (gpu_host.root / path).unlink()
+    make(gpu_host.root / path)
+    gpu_host.look(status=1).is_about("file", "problem", f"{gpu_host.root}/{path} is no regular file", "remove it")
+
+
+def test_mps_whose_note_of_its_pid_is_a_fifo(gpu_host):
+    os.mkfifo(gpu_host.pipes / "nvidia-cuda-mps-control.pid")
+    found = gpu_host.look(status=1)
+    found.is_about("file", "problem", "nvidia-cuda-mps-control.pid is no regular file")
+    found.is_about("MPS", "ok", "its control daemon runs")
 
 
 # ---- MPS -----------------------------------------------------------------------------------------------------------
@@ -278,6 +456,37 @@ def test_mps_that_died(host):
     host.put_driver()
     host.put_mps().close()
     host.look().is_about("MPS", "warning", "no control daemon behind it", f"remove {host.pipes}")
+
+
+def fill_backlog(path):
+    """Connects until the next one would wait."""
+    made = []
+    while True:
+        made.append(socket.socket(socket.AF_UNIX))
+        made[-1].setblocking(False)
+        try:
+            made[-1].connect(str(path))
+        except BlockingIOError:
+            return made
+
+
+def test_mps_that_is_slow(host):
+    """Only a refused connection says that nobody is there."""
+    host.put_driver()
+    with host.put_mps() as listener:
+        listener.listen(0)
+        waiting = fill_backlog(host.pipes / "control")
+        host.look().is_about("MPS", "ok", "its control daemon runs")
+        for connection in waiting:
+            connection.close()
+
+
+def test_mps_of_a_socket_that_is_another_kind(host):
+    host.put_driver()
+    host.pipes.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(host.pipes / "control"))
+        host.look().is_about("MPS", "warning", "can't be reached", "look again")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -321,6 +530,60 @@ def test_a_socket_that_was_left_behind(host):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(host.tool.socket)
     host.look().is_about("kvpoold", "warning", "nobody holds its lock", "start kvpoold")
+
+
+def test_a_path_that_is_taken(host, tmp_path):
+    host.tool = Tool(tmp_path / "plain")
+    for make, kind in ((lambda: (tmp_path / "plain").write_text(""), "file"), (lambda: os.mkfifo(tmp_path / "plain"), "FIFO")):
+        make()
+        host.look(status=1).is_about("socket", "problem", f"{tmp_path}/plain is a {kind}, no socket", "move it away")
+        (tmp_path / "plain").unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(host.tool.socket)
+        host.look(status=1).is_about("socket", "problem", "is a socket of another kind", "another path")
+
+
+def test_a_path_that_is_too_long(host, tmp_path):
+    path = str(tmp_path / "x")
+    host.tool = Tool(path + "y" * (108 - len(path)))
+    host.look(status=1).is_about("socket", "problem", "has 108 bytes, the path of a unix socket has 107", "shorter")
+    host.tool = Tool(path + "y" * (107 - len(path)))
+    host.look().is_about("kvpoold", "ok", "none runs at")
+
+
+def test_a_target_that_is_no_path(host):
+    host.tool = Tool("tcp:127.0.0.1:5")
+    host.look(status=1).is_about("socket", "problem", "kvpoold listens on a unix socket", "--socket PATH")
+
+
+def test_somebody_else_listens(host):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(host.tool.socket)
+        listener.listen(8)
+        host.look(status=1).is_about("socket", "problem", f"another program (pid {os.getpid()}, uid {os.geteuid()}) "
+                                     f"listens at {host.tool.socket}", "kvpoold does not start there")
+
+
+def test_somebody_else_whose_backlog_is_full(host):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(host.tool.socket)
+        listener.listen(0)
+        waiting = fill_backlog(host.tool.socket)
+        host.look(status=1).is_about("socket", "problem", "its backlog is full; no kvpoold holds its lock", "ss -xlp")
+        for connection in waiting:
+            connection.close()
+
+
+def test_a_daemon_whose_backlog_is_full(host):
+    with socket.socket(socket.AF_UNIX) as listener, open(f"{host.tool.socket}.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        listener.bind(host.tool.socket)
+        listener.listen(0)
+        waiting = fill_backlog(host.tool.socket)
+        host.look(status=1).is_about("kvpoold", "problem", f".lock (pid {os.getpid()}), but takes no connection: its "
+                                     "backlog is full", "journalctl")
+        for connection in waiting:
+            connection.close()
 
 
 def test_a_daemon_that_does_not_answer(host, start_daemon):
@@ -371,6 +634,18 @@ def test_devices_of_the_daemon(gpu_host, start_daemon, tmp_path, monkeypatch):
                                      "contents stay")
 
 
+def test_a_device_that_is_gone(gpu_host, start_daemon, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("FAKE_EXECUTOR_REFUSED", str(gone))
+    daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path())
+    client = daemon.client()
+    gpu_host.tool = Tool(daemon.socket)
+    gone.write_text("there is no such GPU\n")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_REFUSED, "the refusal")
+    gpu_host.look(status=1).is_about("device", "problem", "cuda:0 can't be served: there is no such GPU", "mend that")
+
+
 def test_a_gpu_that_is_not_served(gpu_host, daemon):
     gpu_host.tool = Tool(daemon.socket)
     checks = [c for c in gpu_host.look().checks if c["name"] == "device"]
@@ -413,3 +688,5 @@ def test_text_says_what_the_document_says(gpu_host, daemon):
 
 def test_root_wants_a_folder(host):
     assert "'--root'" in host.tool.refused("doctor", "--root", status=2)[0]
+    for path in ("/nonexistent", host.root / "proc/meminfo"):
+        assert f"--root {path}: it is no directory" in host.tool.refused("doctor", "--root", path, status=2)[0]

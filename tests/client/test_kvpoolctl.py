@@ -165,8 +165,8 @@ def test_other_users(start_daemon):
 
 def check_device(document, device):
     assert set(document) == {f.name for f in pb.Device.DESCRIPTOR.fields}
-    for name, value in document.items():
-        assert name == "state" or value == getattr(device, name), name
+    for name, value in document.items():  # what others use is looked at again and again
+        assert name in ("state", "memory_others_bytes") or value == getattr(device, name), name
 
 
 def test_info_says_what_the_daemon_says(client, tool):
@@ -207,6 +207,7 @@ def test_info_of_gpus(start_daemon, tmp_path, monkeypatch):
     assert [d["state"] for d in document] == ["serving", "waiting"]
     for told, device in zip(document, client.info().devices, strict=True):
         check_device(told, device)
+    assert all(abs(d["memory_others_bytes"] - (8 << 30)) <= 2 << 20 for d in document)
     narrow = tool.on_terminal("info", NO_COLOR="1")
     assert max(len(line) for line in narrow.splitlines() if " waits: " not in line) <= 80, narrow
     text, hint = tool.refused("pool", "create", "q", "--block-size", 64, "--blocks", 4, "--placement", by_uuid,
@@ -215,6 +216,18 @@ def test_info_of_gpus(start_daemon, tmp_path, monkeypatch):
     text, hint = tool.refused("pool", "create", "q", "--block-size", 64, "--blocks", 4000000, "--placement", "cuda:0",
                               "--region", "name=a,format=v41")
     assert "71.0 GiB" in text or str(71 << 30) in text
+
+
+def test_info_of_a_gpu_that_is_gone(start_daemon, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("FAKE_EXECUTOR_REFUSED", str(gone))
+    daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path(), device_memory="0")
+    client, tool = daemon.client(), Tool(daemon.socket)
+    gone.write_text("there is no such GPU\n")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: tool.json("info")["devices"][0]["state"] == "refused", "the refusal")
+    text = tool.run("info").stdout
+    assert re.search(r"^cuda:0 +refused ", text, re.M) and "\ncuda:0 can't be served: there is no such GPU\n" in text
 
 
 def check_pool(document, pool):

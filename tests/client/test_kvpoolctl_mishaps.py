@@ -406,6 +406,53 @@ def test_ctrl_c_while_the_daemon_hangs(start_daemon, rows, tmp_path, command):
         wait_until(lambda: not client.list_sessions(), "the session's end")
 
 
+def test_the_end_of_a_hold_while_the_daemon_hangs(start_daemon, rows):
+    """What was held ends with the connection: that is no failure, and nobody waits for an answer."""
+    daemon = start_daemon()
+    daemon.client().create_pool("p", 64, 40, REGIONS)
+    process = Tool(daemon.socket).start("--json", "--timeout", LONG_MS, "put", "p/kv", rows, "--hold")
+    assert json.loads(process.stdout.readline())["held"]
+    os.kill(daemon.pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS_MAX)
+    os.kill(daemon.pid, signal.SIGCONT)
+    assert (process.returncode, out, err) == (0, "", "")
+    wait_until(lambda: not daemon.client().list_sessions(), "the session's end")
+
+
+def takes_signals(process):
+    """By the thread that waits for them: everybody else has them blocked."""
+    with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
+        blocked = next(line.split()[1] for line in status if line.startswith("SigBlk:"))
+    return int(blocked, 16) & 1 << signal.SIGINT - 1
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", [["info"], ["pools"], ["blocks", "p"], ["sessions"], ["dump", "p/kv", 0],
+                                     ["pool", "describe", "p"], ["pool", "delete", "p"], ["doctor"]], ids=str)
+def test_a_signal_is_told_as_a_document(start_daemon, command, by):
+    daemon = start_daemon()
+    daemon.client().create_pool("p", 64, 40, REGIONS)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    process = Tool(daemon.socket).start("--json", "--timeout", LONG_MS, *command)
+    wait_until(lambda: takes_signals(process), "its readiness for signals")
+    process.send_signal(by)
+    out, err = process.communicate(timeout=SECONDS_MAX)
+    os.kill(daemon.pid, signal.SIGCONT)
+    assert (process.returncode, err) == (130, "kvpoolctl: interrupted\n")
+    assert only_error(out)["status"] == "cancelled"
+
+
+def test_a_pipe_that_nobody_reads_ends_a_look_silently(tool):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen(tool.command("info"), stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE,
+                          env=environment()) as process:
+        os.close(writer)
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE
+
+
 def test_put_whose_daemon_dies(start_daemon, rows):
     daemon = start_daemon()
     client = daemon.client()

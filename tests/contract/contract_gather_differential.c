@@ -151,6 +151,7 @@ static void scene_init(struct scene *scene) {
       .gather = (void *)scene->gather.base,
       .source_rows = scene->has_gather ? scene->source_rows : 0,
       .cast_back = {scene->back.base, back_stride},
+      .back_is_copy = casts_back && random_chance(2),
       .check = {.entries = slots_hostile ? scene->owners : NULL, .epoch = epoch, .owner = owner},
   };
 }
@@ -161,6 +162,19 @@ static void scene_deinit(struct scene *scene) {
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     guarded_free(all[i]);
   }
+}
+
+/* The copy of a row that its record doesn't matter to. */
+static void expect_copy(const struct scene *scene, int32_t entry, uint8_t *back, struct kvp_op_counts *counts) {
+  const uint64_t row_bytes = scene->geometry.sizes.row_bytes;
+  if (entry_is_row(entry, scene->source_rows)) {
+    memcpy(back, scene->source.base + (uint64_t)entry * scene->params.source.stride_bytes, row_bytes);
+    counts->bytes_read += row_bytes;
+  } else {
+    memset(back, 0, row_bytes);
+  }
+  counts->rows_loaded += entry_is_row(entry, scene->source_rows) || entry == -1;
+  counts->bytes_written += row_bytes;
 }
 
 /* Row by row: the row the index names by a plain store of one row, or what a row of nothing is. */
@@ -174,6 +188,11 @@ static void expect_rows(struct scene *scene, struct kvp_op_counts *counts) {
     const int32_t slot = scene->has_slots ? slots[i] : none;
     uint8_t *back =
         scene->back.base == NULL ? NULL : scene->expected_back.base + i * scene->params.cast_back.stride_bytes;
+    const bool copies = back != NULL && scene->params.back_is_copy;
+    if (copies) {
+      expect_copy(scene, entry, back, counts);
+      back = NULL;
+    }
     if (entry_is_row(entry, scene->source_rows)) {
       struct kvp_store_params one = scene->params;
       one.layer.base = scene->expected_region.base;
@@ -182,7 +201,10 @@ static void expect_rows(struct scene *scene, struct kvp_op_counts *counts) {
       one.slots = &slot;
       one.row_count = 1;
       one.cast_back.base = back;
+      one.back_is_copy = false;
+      const uint64_t read = counts->bytes_read;
       reference_store(&one, counts);
+      counts->bytes_read = copies ? read : counts->bytes_read;
       continue;
     }
     const bool is_wrong = entry != -1 || slot != -1;

@@ -2,10 +2,11 @@
 
 The executor is tests/unit/fake_executor.c, which says that it is a GPU: 80 GiB, 8 of them in use by others, memory in
 multiples of 2 MiB. Where its file of $FAKE_EXECUTOR_BUSY is there, it refuses to start as an executor does under an MPS
-server that recovers."""
+server that recovers; where that of $FAKE_EXECUTOR_REFUSED is, as one does without its GPU."""
 import os
 import re
 import signal
+from pathlib import Path
 
 import grpc
 import pytest
@@ -30,6 +31,28 @@ def start_gpu(start_daemon):
     return start
 
 
+@pytest.fixture
+def free(tmp_path, monkeypatch):
+    """How many GiB of the GPU are free from now on."""
+    path = tmp_path / "free"
+    monkeypatch.setenv("FAKE_EXECUTOR_FREE", str(path))
+
+    def write(text):
+        beside = tmp_path / "free.new"
+        beside.write_text(text + "\n")
+        beside.rename(path)
+    return write
+
+
+def only_failure(daemon):
+    """The one sentence that a failed start ends with; nothing of it is left."""
+    failures = re.findall(r"error +start_failed .*text=\"(.*)\"", daemon.log)
+    assert len(failures) == 1, daemon.log
+    assert "executor_died" not in daemon.log and daemon.log.count("executor_started") <= 1
+    assert [path.suffix for path in daemon.directory.iterdir()] == [".log"]
+    return failures[0]
+
+
 def refused(call, status):
     with pytest.raises(RpcFailure) as caught:
         call()
@@ -38,6 +61,12 @@ def refused(call, status):
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_a_uuid_in_either_case(start_gpu):
+    client = start_gpu(device=UUID.upper().replace("CUDA:", "cuda:")).client()
+    assert client.open_session().create_buffer(5, UUID).bytes == 5
+    assert client.device(UUID.upper().replace("CUDA:", "cuda:")).buffer_bytes == PIECE
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:7", UUID])
@@ -90,15 +119,43 @@ def test_a_refusal_has_all_numbers(start_gpu):
     assert "pool 'p' asks for 32 bytes" in text and str(PIECE) in text
 
 
-@pytest.mark.parametrize("reserve, limit", [("0", 72 * GIB), ("3G", 69 * GIB), ("73G", 0)])
+@pytest.mark.parametrize("reserve, limit", [("0", 72 * GIB), ("3G", 69 * GIB), (str(72 * GIB - 1), 1)])
 def test_what_is_kept_back(start_gpu, reserve, limit):
-    daemon = start_gpu("--device-reserve", reserve)
-    client = daemon.client()
-    assert client.device("cuda:0").memory_limit_bytes == limit
-    if limit == 0:
-        session = client.open_session()
-        refused(lambda: session.create_buffer(1, "cuda:0"), "out_of_memory")
-        assert re.search(r"warning device_memory device=cuda:0 limit_bytes=0", daemon.log)
+    assert start_gpu("--device-reserve", reserve).client().device("cuda:0").memory_limit_bytes == limit
+
+
+@pytest.mark.parametrize("reserve", ["72G", "80G", "1T"])
+def test_nothing_left_is_no_start(start_gpu, reserve):
+    daemon = start_gpu("--device-reserve", reserve, wait=False)
+    assert daemon.process.wait(60) == 1
+    failed = [line for line in daemon.log.splitlines() if "start_failed" in line]
+    count = 1 << 40 if reserve == "1T" else int(reserve[:-1]) * GIB
+    assert len(failed) == 1 and "cuda:0" in failed[0], daemon.log
+    for number in (count, 80 * GIB, 72 * GIB):
+        assert re.search(rf"\b{number}\b", failed[0]), (number, failed[0])
+
+
+def test_nothing_is_free(start_gpu, free):
+    free("1")
+    daemon = start_gpu(wait=False)
+    assert daemon.process.wait(60) == 1
+    assert f"leaves nothing of its {80 * GIB} bytes, of which {GIB} are free" in only_failure(daemon)
+
+
+def test_memory_that_the_driver_has_not(start_gpu):
+    """What the ledger has left and the device hasn't: the refusal has the numbers of both."""
+    client = start_gpu(device="cuda:5").client()
+    session = client.open_session()
+    session.create_buffer(GIB, "cuda:5")
+    text = refused(lambda: session.create_buffer(2 * GIB, "cuda:5"), "out_of_memory")
+    for number in (2 * GIB, 71 * GIB, 3 * GIB, 8 * GIB, 68 * GIB):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    text = refused(lambda: client.create_pool("p", 64, 40000, [dict(name="a", format="v41", num_layers=1)]),
+                   "out_of_memory")
+    taken = -(-64 * 40000 * 528 // PIECE) * PIECE
+    for number in (64 * 40000 * 528, taken, GIB, 8 * GIB, 70 * GIB - taken):
+        assert re.search(rf"\b{number}\b", text), (number, text)
+    assert client.device("cuda:5").memory_left_bytes == 70 * GIB
 
 
 def test_what_is_kept_back_of_a_host(start_daemon):
@@ -112,6 +169,27 @@ def test_what_is_kept_back_of_a_host(start_daemon):
     assert limit("--device-reserve", "100M") == (there - (100 << 20), there)
     # The rule for hosts: a tenth, but at least 1 GiB or, of a small one, a quarter.
     assert limit() == (there - max(there // 10, min(there // 4, GIB)), there)
+
+
+def test_others_come_and_go(start_gpu, free):
+    """What they use is looked at while the executor serves; what is ours is not theirs."""
+    client = start_gpu().client()
+    session = client.open_session()
+
+    def others(gib):
+        wait_until(lambda: client.device("cuda:0").memory_others_bytes == gib * GIB, f"{gib} GiB of others")
+    assert client.device("cuda:0").memory_others_bytes == 8 * GIB
+    free("60")
+    others(20)
+    mine = session.create_buffer(5 * GIB, "cuda:0")
+    free("70")
+    others(10)  # 15 are in use, of which five are ours
+    mine.release()
+    free("0")  # a driver that can't say changes nothing
+    free("75")
+    others(5)
+    told = client.device("cuda:0")
+    assert (told.memory_limit_bytes, told.restarts) == (71 * GIB, 0)
 
 
 def test_ours_is_not_others(start_gpu):
@@ -221,8 +299,54 @@ def test_a_daemon_stops_while_its_device_waits(start_gpu, busy):
     assert re.search(r"device_waited device=cuda:0 .*end=stopped", daemon.log)
 
 
+# ---- refused for good ----------------------------------------------------------------------------------------------
+
+
 def test_a_device_that_is_refused_ends_the_start(start_daemon):
-    """Being busy is waited for; anything else that an executor says is the end, in its words."""
-    daemon = start_daemon(wait=False, devices=("cuda:200",))
+    """Being busy is waited for; what would be refused the same way again is the end, in the executor's words."""
+    daemon = start_daemon(wait=False, devices=("cuda:42",))
+    assert daemon.process.wait(60) == 2
+    assert "cuda:42" in only_failure(daemon)
+
+
+def test_threads_that_no_executor_makes(start_daemon):
+    daemon = start_daemon(wait=False, devices=("host:0",), threads=1000)
+    assert daemon.process.wait(60) == 2
+    assert "1000 threads, at most 256 are allowed" in only_failure(daemon)
+
+
+def test_an_executor_that_dies_is_tried_again(start_daemon, tmp_path):
+    script = tmp_path / "dies"
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    daemon = start_daemon(wait=False, executor=script)
     assert daemon.process.wait(60) == 1
-    assert "start_failed" in daemon.log and "cuda:200" in daemon.log
+    assert daemon.log.count("executor_died") == 5 and "5 executors of device" in daemon.log
+    assert not Path(f"{daemon.socket}.lock").exists()
+
+
+def test_a_device_that_is_refused_later(start_gpu, tmp_path, monkeypatch):
+    """The GPU has gone: that is told as it is, counts as no death, and is over when the GPU comes back."""
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("FAKE_EXECUTOR_REFUSED", str(gone))
+    daemon = start_gpu()
+    client = daemon.client()
+    session = client.open_session()
+    pool = client.create_pool("p", 64, 4, [dict(name="a", format="bf16", width=8, num_layers=1)])
+    session.allocate(pool.pool_id, 4)
+    step = Step()
+    step.store(pb.RegionRef(pool_id=pool.pool_id, region=0, layer=0),
+               session.create_buffer(64, "cuda:0").view(0, 4, 16), [0, 1, 2, 3])
+    gone.write_text("device 'cuda:0': there is no such GPU\n")
+    os.kill(client.device("cuda:0").executor_pid, signal.SIGKILL)
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_REFUSED, "the refusal")
+    told = client.device("cuda:0")
+    assert (told.waiting_for, told.restarts) == ("device 'cuda:0': there is no such GPU", 1)
+    for call in (lambda: session.create_buffer(1, "cuda:0"), lambda: session.run(step)):
+        assert "can't be served; its executor says: device 'cuda:0': there is no such GPU" in refused(call, "device_lost")
+    assert health(daemon, SERVICE) == NOT_SERVING
+    gone.unlink()
+    wait_until(lambda: client.device("cuda:0").state == pb.DEVICE_SERVING, "serving again")
+    assert (client.device("cuda:0").restarts, client.device("cuda:0").waiting_for) == (1, "")
+    assert client.pool(pool.pool_id).leased_blocks == 4
+    assert len(re.findall(r"error +device_refused device=cuda:0 ", daemon.log)) == 1

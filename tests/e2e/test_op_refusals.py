@@ -196,6 +196,9 @@ INDICES = {
     "convert_out_rows": Bad(convert(out=lambda s: s.ints(5, 8)), "out_of_range", "*"),
     "convert_out_overlaps": Bad(convert(out=lambda s: s.view(16, 6, 32)), "invalid_argument", "out"),
     "convert_array_in_place": Bad(lambda s, t: t.convert_kv_index(s.region(), [0] * 48, [0] * 4, 2, [1] * 6, 3), "*", "*"),
+    "convert_out_of_no_columns": Bad(
+        lambda s, t: t.convert_kv_index(s.region(), [], [0] * 4, 2, [1] * 6, 3, s.view(1 << 16, 6, 2, row_stride_bytes=16)),
+        "wrong_format", "out", 2),
     "convert_unknown_region": Bad(
         lambda s, t: t.convert_kv_index(s.region(7), s.topk(), [0] * 4, 2, [1] * 6, 3), "unknown_region", "region", 7),
     "window_zero": Bad(lambda s, t: t.swa_index_decode(s.ring(), [0, 1], 0, s.ints(1, 4)), "invalid_argument", "window",

@@ -97,7 +97,7 @@ class Server:
         log = Path(self.log.name).read_text()
         assert self.process.returncode == 0, log
         assert output == "stopped\n"
-        assert not self.socket.exists()
+        assert not self.socket.exists() and not self.lock.exists()
         assert "ERROR" not in log, log  # of a sanitizer or valgrind
 
 
@@ -672,10 +672,33 @@ def test_restart_after_kill(start_server):
     assert second.lock.read_text() == f"{second.pid}\n"
 
 
+def test_starts_and_stops_that_cross(tmp_path):
+    """The lock's file goes with its server; whoever is ready is the one at the path, whatever others do meanwhile."""
+    program = str(build_dir() / "tests" / "unit" / "rpc_echo_server")
+
+    def life(_):
+        ready = 0
+        for _ in range(15):
+            with subprocess.Popen([program, str(tmp_path / "sock"), "660", str(tmp_path / "lock"), "64"],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                  text=True) as process:
+                if process.stdout.readline() == "ready\n":
+                    ready += 1
+                    with grpc.insecure_channel(f"unix:{tmp_path}/sock",
+                                               options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+                        told = pb_grpc.KvpoolStub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=60)
+                    assert told.pid == process.pid
+                    process.send_signal(signal.SIGTERM)
+        return ready
+    with ThreadPoolExecutor(3) as pool:
+        assert sum(pool.map(life, range(3))) > 0
+    assert not (tmp_path / "sock").exists() and not (tmp_path / "lock").exists()
+
+
 def test_paths_that_can_not_be(start_server, tmp_path):
     (tmp_path / "sock").write_text("mine")
     assert "exists and is not a socket" in refusal_to_start(start_server(wait=False))
-    assert (tmp_path / "sock").read_text() == "mine"
+    assert (tmp_path / "sock").read_text() == "mine" and not (tmp_path / "lock").exists()
     (tmp_path / "sock").unlink()
     deep = tmp_path / ("d" * 100)
     deep.mkdir()

@@ -63,6 +63,20 @@ static void put_source(const struct kvp_rows *source, const int32_t *gather, uin
                                      cuda_view_bytes(rows, source->stride_bytes, row_bytes), alignment_view);
 }
 
+/* Every other time by the launch that an assemble has for its parts. */
+static bool as_a_part(const struct kvp_geometry *geometry) {
+  static bool other;
+  other = !other;
+  return other && (geometry == NULL || geometry->sizes.loaded_scale_bytes == 0);
+}
+
+static cudaError_t launch_store(const struct kvp_store_params *device) {
+  const struct kvp_cuda_assembly assembly = {.store = device, .store_counts = cuda_arrays_counts(0)};
+  return as_a_part(device->layer.geometry)
+             ? kvp_cuda_assemble_launch(&assembly, cuda_arrays_stream())
+             : kvp_cuda_store_launch(device, cuda_arrays_counts(0), cuda_arrays_stream());
+}
+
 static void cuda_store(const struct kvp_store_params *params, uint64_t row_begin, uint64_t row_end,
                        struct kvp_op_counts *counts) {
   struct kvp_store_params device;
@@ -70,7 +84,7 @@ static void cuda_store(const struct kvp_store_params *params, uint64_t row_begin
   put_store(params, row_begin, row_end, &device);
   put_source(&params->source, params->gather, params->source_rows, params->layer.geometry->sizes.row_bytes, row_begin,
              row_end, &device.source, &device.gather);
-  gpu_check(kvp_cuda_store_launch(&device, cuda_arrays_counts(0), cuda_arrays_stream()));
+  gpu_check(launch_store(&device));
   cuda_arrays_get();
   struct kvp_op_counts told = {0};
   kvp_cuda_store_counts(&device, cuda_arrays_found(0), &told);
@@ -88,7 +102,9 @@ static void cuda_copy_rows(const struct kvp_copy_rows_params *params, uint64_t r
   device.out.base =
       cuda_arrays_put_written(AREA_OUT, params->out.base + row_begin * stride,
                               cuda_view_bytes(device.row_count, stride, params->row_bytes), alignment_view);
-  gpu_check(kvp_cuda_copy_rows_launch(&device, cuda_arrays_counts(0), cuda_arrays_stream()));
+  const struct kvp_cuda_assembly assembly = {.copy = &device, .copy_counts = cuda_arrays_counts(0)};
+  gpu_check(as_a_part(NULL) ? kvp_cuda_assemble_launch(&assembly, cuda_arrays_stream())
+                            : kvp_cuda_copy_rows_launch(&device, cuda_arrays_counts(0), cuda_arrays_stream()));
   cuda_arrays_get();
   struct kvp_op_counts told = {0};
   kvp_cuda_copy_rows_counts(&device, cuda_arrays_found(0), &told);
@@ -205,6 +221,40 @@ static void know_segments(struct kvp_load_params *device, const struct kvp_segme
   }
 }
 
+/* As the parts of an assemble: one, or where the op has no budget for its rows, half the segments each. */
+static void launch_load_parts(const struct kvp_load_params *op, const struct kvp_segment *segments,
+                              struct kvp_op_counts *counts) {
+  const uint64_t half = op->check.entries == NULL ? op->segment_count / 2 : op->segment_count;
+  struct kvp_load_params ops[] = {*op, *op};
+  ops[0].segment_count = half;
+  ops[1].segment_count -= half;
+  ops[1].segments += half;
+  know_segments(&ops[0], segments, half);
+  know_segments(&ops[1], segments + half, ops[1].segment_count);
+  const struct kvp_cuda_assembly assembly = {.loads = {&ops[0], &ops[1]},
+                                             .load_counts = {cuda_arrays_counts(0), cuda_arrays_counts(1)}};
+  gpu_check(kvp_cuda_assemble_launch(&assembly, cuda_arrays_stream()));
+  cuda_arrays_get();
+  for (uint32_t i = 0; i < 2; i++) {
+    struct kvp_op_counts told = {0};
+    kvp_cuda_load_counts(&ops[i], cuda_arrays_found(i), &told);
+    cuda_counts_add(counts, &told);
+  }
+}
+
+static void launch_load(const struct kvp_load_params *op, const struct kvp_segment *segments,
+                        struct kvp_op_counts *counts) {
+  if (as_a_part(op->layer.geometry)) {
+    launch_load_parts(op, segments, counts);
+    return;
+  }
+  gpu_check(kvp_cuda_load_launch(op, cuda_arrays_counts(0), cuda_arrays_stream()));
+  cuda_arrays_get();
+  struct kvp_op_counts told = {0};
+  kvp_cuda_load_counts(op, cuda_arrays_found(0), &told);
+  cuda_counts_add(counts, &told);
+}
+
 static void cuda_load(const struct kvp_load_params *params, uint64_t segment_begin, uint64_t segment_end,
                       struct kvp_op_counts *counts) {
   const struct kvp_geometry *geometry = params->layer.geometry;
@@ -227,14 +277,10 @@ static void cuda_load(const struct kvp_load_params *params, uint64_t segment_beg
   device.check.entries = cuda_arrays_put_owners(&params->check, geometry->num_blocks);
   device.rows_taken = params->check.entries == NULL ? NULL : &cuda_arrays_counts(0)->rows_taken;
   know_segments(&device, params->segments + segment_begin, count);
-  gpu_check(kvp_cuda_load_launch(&device, cuda_arrays_counts(0), cuda_arrays_stream()));
-  cuda_arrays_get();
+  launch_load(&device, params->segments + segment_begin, counts);
   if (params->rows_taken != NULL) {
     *params->rows_taken = cuda_arrays_found(0)->rows_taken;
   }
-  struct kvp_op_counts told = {0};
-  kvp_cuda_load_counts(&device, cuda_arrays_found(0), &told);
-  cuda_counts_add(counts, &told);
 }
 
 static kvp_host_store_fn *const stores[kvp_format_count] = {

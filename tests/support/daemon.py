@@ -50,6 +50,7 @@ class Daemon:
         self.directory = Path(directory or tempfile.mkdtemp(prefix="kvpoold-test-", dir="/tmp"))
         self.socket = self.directory / "kvpoold.sock"
         self.attach_socket = self.directory / "kvpoold.attach.sock"
+        self.lock = self.directory / "kvpoold.sock.lock"
         self.log_path = self.directory / f"kvpoold-{time.monotonic_ns()}.log"
         self.command = [str(kvpoold_path()), "--socket", str(self.socket), "--executor", str(executor or executor_path()),
                         "--device-threads", str(threads), "--device-memory", device_memory, "--log-level", log_level]
@@ -147,6 +148,7 @@ class Daemon:
             raise AssertionError(f"kvpoold did not end on SIGTERM:\n{text}") from None
         assert status == expect_status, f"kvpoold ended with {status}:\n{self.log}"
         self._check_nothing_left()
+        assert not self.lock.exists(), f"{self.lock} is left"
         assert not re.search(r"AddressSanitizer|runtime error:|LeakSanitizer", self.log), self.log
         self._remove_directory()
 

@@ -110,7 +110,9 @@ static bool fake_launch(struct kvp_device_queue *queue, struct kvp_device_op *fi
   return true;
 }
 
-static void fake_collect(struct kvp_device_queue *queue, struct kvp_device_op *first) {
+static enum kvp_status fake_collect(struct kvp_device_queue *queue, struct kvp_device_op *first,
+                                    struct kvp_error *error) {
+  (void)error;
   struct fake_device *device = queue->device;
   uint32_t i = 0;
   while (device->firsts[i] != first) {
@@ -123,6 +125,7 @@ static void fake_collect(struct kvp_device_queue *queue, struct kvp_device_op *f
   for (struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
     op->counts.bytes_written = 1000 + device->collected;
   }
+  return KVP_OK;
 }
 
 static enum kvp_status fake_check(struct kvp_device *device, struct kvp_error *error) {

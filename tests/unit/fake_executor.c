@@ -11,7 +11,10 @@
  *   refuses refuses HELLO: there is no such device
  *   memfds  chunks are descriptors that no check of ours would pass, and it does not say so
  *   cuda:*  a GPU of 80 GiB, 8 of them in use by others, that counts in 2 MiB; chunks are a driver's descriptors.
- *           Every start that finds the file $FAKE_EXECUTOR_BUSY refuses HELLO as busy, with the file's first line.
+ *           cuda:5 has no memory of more than 1 GiB, whatever is free.
+ *           Every start that finds the file $FAKE_EXECUTOR_BUSY refuses HELLO as busy, with the file's first line; one
+ *           that finds $FAKE_EXECUTOR_REFUSED, as if there were no such GPU. $FAKE_EXECUTOR_FREE: how many GiB are free,
+ *           with none of its own memories.
  *
  * What it does with a worker's ring says $FAKE_EXECUTOR_RINGS: takes it (without), or
  *   refuse  refuses it
@@ -45,6 +48,10 @@ static struct kvp_ring ring;
 static int wake_supervisor = -1;
 static uint32_t imported;     /* chunks of the import under way */
 static uint32_t ring_request; /* of the ring that is answered late; 0: none */
+static struct {
+  uint64_t id;
+  uint64_t bytes;
+} made[64]; /* memories */
 
 static bool mode_is(const char *name) {
   return strcmp(mode, name) == 0;
@@ -90,9 +97,9 @@ static void describe_fds(char *out, size_t out_bytes) {
   }
 }
 
-/* False: nobody is in the way. */
-static bool busy_text(char *out) {
-  const char *path = getenv("FAKE_EXECUTOR_BUSY");
+/* The first line of the file that the environment names; false: there is none. */
+static bool line_of(const char *variable, char *out) {
+  const char *path = getenv(variable);
   FILE *file = path == NULL ? NULL : fopen(path, "re");
   if (file == NULL) {
     return false;
@@ -103,6 +110,26 @@ static bool busy_text(char *out) {
   return there;
 }
 
+static uint64_t gpu_free_bytes(void) {
+  char text[refusal_bytes_max];
+  uint64_t free_bytes = (line_of("FAKE_EXECUTOR_FREE", text) ? strtoull(text, NULL, 10) : 72) * gib;
+  for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
+    free_bytes -= made[i].bytes < free_bytes ? made[i].bytes : free_bytes;
+  }
+  return free_bytes;
+}
+
+/* id 0 with no bytes: a place that is empty. */
+static void made_set(uint64_t id, uint64_t to_id, uint64_t bytes) {
+  for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
+    if (made[i].id == id) {
+      made[i].id = to_id;
+      made[i].bytes = (bytes + granularity_bytes - 1) / granularity_bytes * granularity_bytes;
+      return;
+    }
+  }
+}
+
 static void ready_fill(struct kvp_control_ready *ready, const char *description) {
   *ready = (struct kvp_control_ready){.version = KVP_CONTROL_VERSION,
                                       .pid = (uint32_t)getpid(),
@@ -111,7 +138,7 @@ static void ready_fill(struct kvp_control_ready *ready, const char *description)
                                       .memory_granularity_bytes = 1};
   if (is_gpu()) {
     ready->memory_bytes = 80 * gib;
-    ready->memory_free_bytes = 72 * gib;
+    ready->memory_free_bytes = gpu_free_bytes();
     ready->memory_granularity_bytes = granularity_bytes;
     ready->flags = KVP_READY_MPS | KVP_READY_DEVICE_FDS;
     (void)snprintf(ready->driver, sizeof ready->driver, "1.2.3, CUDA 4.5");
@@ -141,8 +168,11 @@ static void hello(const char *description) {
     fail("a wrong hello");
   }
   char text[refusal_bytes_max];
-  if (is_gpu() && busy_text(text)) {
+  if (is_gpu() && line_of("FAKE_EXECUTOR_BUSY", text)) {
     refuse(KVP_BUSY, text);
+  }
+  if (is_gpu() && line_of("FAKE_EXECUTOR_REFUSED", text)) {
+    refuse(KVP_INVALID_ARGUMENT, text);
   }
   if (mode_is("refuses")) {
     refuse(KVP_WRONG_DEVICE, "there is no GPU 7");
@@ -241,10 +271,25 @@ static void handle(void) {
     (void)send(control, "garbage", 7, 0);
   } else if (mode_is("mute")) {
     return;
+  } else if (message.kind == KVP_CONTROL_MEMORY_LOOK) {
+    const struct kvp_control_free body = {.memory_free_bytes = is_gpu() ? gpu_free_bytes() : 1000};
+    reply(KVP_CONTROL_MEMORY_FREE, message.request, &body, sizeof body, NULL, 0);
   } else if (message.kind == KVP_CONTROL_MEMORY_CREATE) {
     struct kvp_control_memory memory;
     memcpy(&memory, message.body, sizeof memory);
-    memory_create(&memory, message.request);
+    if (mode_is("cuda:5") && memory.bytes > gib) {
+      char text[64];
+      (void)snprintf(text, sizeof text, "%llu bytes asked for", (unsigned long long)memory.bytes);
+      reply_result(message.request, KVP_OUT_OF_MEMORY, text);
+    } else {
+      memory_create(&memory, message.request);
+      made_set(0, memory.memory_id, memory.bytes);
+    }
+  } else if (message.kind == KVP_CONTROL_MEMORY_DESTROY) {
+    struct kvp_control_memory memory;
+    memcpy(&memory, message.body, sizeof memory);
+    made_set(memory.memory_id, 0, 0);
+    reply_result(message.request, KVP_OK, "");
   } else if (message.kind == KVP_CONTROL_MEMORY_IMPORT) {
     struct kvp_control_chunks chunks;
     memcpy(&chunks, message.body, sizeof chunks);

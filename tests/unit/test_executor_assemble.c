@@ -106,7 +106,8 @@ static void test_assemble(void **state) {
   check_whole(&world, &report);
   assert_int_equal(report.rows_stored, 9);
   assert_int_equal(report.rows_skipped, 1);
-  assert_int_equal(report.bytes_read, (32 + 36) * (uint64_t)v41_record_bytes + (10 + 9) * row);
+  assert_int_equal(report.bytes_read, (32 + 36) * (uint64_t)v41_record_bytes + 10 * row);
+  assert_int_equal(report.bytes_written, (32 + 10 + 36) * row + 9 * (uint64_t)v41_record_bytes);
   assert_true(report.queued_ns <= report.started_ns && report.started_ns <= report.finished_ns);
 
   step_encoder_init(&encoder, 1, session, step_epoch);
@@ -117,6 +118,51 @@ static void test_assemble(void **state) {
     assert_memory_equal(row_at(&world, out_offset, i), row_at(&world, 0, expected), row);
   }
   world_deinit(&world);
+}
+
+/* How many launches of kernels the executor has made; 0 where it has no GPU, true or false. */
+static uint64_t launches_read(int fd) {
+  uint64_t count = 0;
+  assert_int_equal(pread(fd, &count, sizeof count, 0), sizeof count);
+  return count;
+}
+
+/* All parts are one launch; the store is another one where it overwrites what is read. */
+static void test_assemble_launches(void **state) {
+  (void)state;
+  static const struct {
+    int32_t first_slot; /* of ten, the history reads 32 .. 63; -1: nothing is stored */
+    uint64_t launches;
+  } cases[] = {{-1, 1}, {86, 1}, {64, 1}, {22, 1}, {63, 2}, {23, 2}, {40, 2}};
+  struct world world;
+  struct step_encoder encoder;
+  char path[] = "/tmp/kvpool-launches-XXXXXX";
+  const int fd = mkstemp(path);
+  assert_true(fd >= 0 && ftruncate(fd, sizeof(uint64_t)) == 0);
+  assert_int_equal(setenv("FAKE_CUDA_LAUNCHES", path, 1), 0);
+  ops_world_init(&world);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    int32_t slots[10];
+    for (int k = 0; k < 10; k++) {
+      slots[k] = cases[i].first_slot + k;
+    }
+    rows_store(&world, true, 1, 0, 32, 32);
+    memset(world.buffer + out_offset, 0x5A, 1 << 20);
+    const uint64_t before = launches_read(fd);
+    step_encoder_init(&encoder, 1, session, step_epoch);
+    (void)add_whole(&encoder, cases[i].first_slot < 0 ? NULL : slots);
+    const struct kvp_wire_report report = world_run_one(&world, &encoder);
+    check_whole(&world, &report);
+    assert_int_equal(report.rows_stored, cases[i].first_slot < 0 ? 0 : 10);
+    const uint64_t after = launches_read(fd);
+    assert_int_equal(after - before, after == 0 ? 0 : cases[i].launches);
+  }
+  const char *device = getenv("KVPOOL_TEST_DEVICE");
+  assert_int_equal(launches_read(fd) != 0, device != NULL && strncmp(device, "cuda:", 5) == 0);
+  world_deinit(&world);
+  (void)unsetenv("FAKE_CUDA_LAUNCHES");
+  (void)unlink(path);
+  (void)close(fd);
 }
 
 /* A mirror order undone: rows out of order, some twice, zero rows between; straight and through the format. */
@@ -191,8 +237,9 @@ static void test_assemble_hostile_gather(void **state) {
     op->arrays[2] = step_encoder_buffer_array(&encoder, buffer, ints_offset + 64, sizeof slots);
     const struct kvp_wire_report report = world_run_one(&world, &encoder);
     assert_int_equal(report.rows_stored, 1);
-    /* Five by the store, and the four wrong entries by the copy, too, which a cast-back has no need of. */
-    assert_int_equal(report.rows_rejected, with_cast_back != 0 ? 5 : 5 + 4);
+    assert_int_equal(report.rows_rejected, 5); /* four wrong entries, and a zero row that has a slot: each once */
+    assert_int_equal(report.rows_skipped, 0);
+    assert_int_equal(report.rows_loaded, with_cast_back != 0 ? 0 : 2);
     for (uint64_t i = 0; i < 6; i++) {
       if (i == 3) {
         assert_memory_equal(row_at(&world, out_offset, i), row_at(&world, 0, 203), row);
@@ -267,7 +314,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_assemble),           cmocka_unit_test(test_assemble_gather),
       cmocka_unit_test(test_assemble_parts),     cmocka_unit_test(test_assemble_hostile_gather),
-      cmocka_unit_test(test_assemble_copy_only),
+      cmocka_unit_test(test_assemble_copy_only), cmocka_unit_test(test_assemble_launches),
   };
   (void)alarm(watchdog_seconds);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -362,6 +362,23 @@ static void test_control_refusals(void **state) {
   world_deinit(&world);
 }
 
+/* Behind everything that was asked for before: a memory that was made is not free any more. */
+static void test_a_look_at_what_is_free(void **state) {
+  (void)state;
+  struct world world;
+  struct kvp_control_free body = {0};
+  world_init(&world);
+  assert_int_equal(kvp_fd_socket_send(world.link.socket, KVP_CONTROL_MEMORY_LOOK, 77, &body, sizeof body, NULL, 0),
+                   KVP_OK);
+  assert_int_equal(kvp_fd_socket_receive(world.link.socket, &world.link.message), KVP_OK);
+  assert_int_equal(world.link.message.kind, KVP_CONTROL_MEMORY_FREE);
+  assert_int_equal(world.link.message.request, 77);
+  assert_int_equal(world.link.message.body_bytes, sizeof body);
+  memcpy(&body, world.link.message.body, sizeof body);
+  assert_true(body.memory_free_bytes > 0 && body.memory_free_bytes <= world.link.ready.memory_bytes);
+  world_deinit(&world);
+}
+
 static void test_hello_refusals(void **state) {
   (void)state;
   struct exec_harness link;
@@ -396,6 +413,7 @@ static void test_end_of_the_supervisor(void **state) {
   options.socket_path = socket_path;
   options.lock_path = lock_path;
   int lock = open(lock_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  int other_lock = -1;
   int socket = open(socket_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   assert_true(lock >= 0 && socket >= 0);
   assert_int_equal(close(socket), 0);
@@ -410,6 +428,16 @@ static void test_end_of_the_supervisor(void **state) {
   (void)close(fd);
   assert_int_equal(exec_harness_stop(&link), 0);
   assert_int_equal(access(socket_path, F_OK), 0);
+
+  world_assert_ok(exec_harness_start(&link, &options));
+  assert_int_equal(unlink(lock_path), 0); /* ends; the socket and the lock there are a successor's */
+  other_lock = open(lock_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  assert_true(other_lock >= 0);
+  assert_int_equal(flock(other_lock, LOCK_EX | LOCK_NB), 0);
+  assert_int_equal(close(lock), 0);
+  assert_int_equal(exec_harness_stop(&link), 0);
+  assert_int_equal(access(socket_path, F_OK), 0);
+  lock = other_lock;
 
   world_assert_ok(exec_harness_start(&link, &options));
   assert_int_equal(close(lock), 0); /* dies, as far as anybody can see */
@@ -467,6 +495,7 @@ int main(void) {
       cmocka_unit_test(test_successor_finds_the_contents),
       cmocka_unit_test(test_import_in_pieces),
       cmocka_unit_test(test_control_refusals),
+      cmocka_unit_test(test_a_look_at_what_is_free),
       cmocka_unit_test(test_hello_refusals),
       cmocka_unit_test(test_end_of_the_supervisor),
       cmocka_unit_test(test_end_in_the_middle),

@@ -19,7 +19,7 @@
 #include "server/supervisor/memory.h"
 
 /* What was called back, in the order of its letters: R ready, L lost, S stopped, C completion, W waiting, r result, m
- * memory. */
+ * memory, f what is free. */
 struct watch {
   uv_loop_t loop;
   uv_timer_t tick; /* UV_RUN_ONCE may run a timer and then wait for more: this is more */
@@ -29,6 +29,7 @@ struct watch {
   bool inside; /* a call of the API is on */
   bool serve_when_ready;
   uint64_t memory_bytes; /* that it has to tell */
+  uint64_t free_bytes;
   struct kvp_error result;
   struct kvp_error memory_result;
   char completion[64];
@@ -87,6 +88,13 @@ static void on_waiting(void *context, struct kvp_executor_link *link) {
   assert_non_null(kvp_executor_link_waiting(link));
 }
 
+static void on_memory_free(void *context, struct kvp_executor_link *link, uint64_t free_bytes) {
+  (void)link;
+  struct watch *watch = context;
+  watch_note(watch, 'f');
+  watch->free_bytes = free_bytes;
+}
+
 static void on_stopped(void *context, struct kvp_executor_link *link) {
   struct watch *watch = context;
   watch_note(watch, 'S');
@@ -110,6 +118,7 @@ static const struct kvp_link_events events = {.ready = on_ready,
                                               .completion = on_completion,
                                               .progress = on_progress,
                                               .waiting = on_waiting,
+                                              .memory_free = on_memory_free,
                                               .stopped = on_stopped};
 
 static void on_tick(uv_timer_t *timer) {
@@ -312,13 +321,31 @@ static void test_refused(void **state) {
   (void)state;
   struct watch watch;
   watch_start(&watch, "refuses");
-  while (kvp_executor_link_restarts(watch.link) < 2) {
-    (void)uv_run(&watch.loop, UV_RUN_ONCE);
-  }
+  watch_until(&watch, 'W', 1);
   assert_string_equal(kvp_executor_link_refusal(watch.link), "there is no GPU 7");
-  assert_null(kvp_executor_link_waiting(watch.link));
+  assert_string_equal(kvp_executor_link_waiting(watch.link), "there is no GPU 7");
+  assert_int_equal(kvp_executor_link_refused(watch.link), KVP_WRONG_DEVICE);
+  assert_int_equal(kvp_executor_link_restarts(watch.link), 0); /* nobody died */
+  assert_int_equal(kvp_executor_link_state(watch.link), KVP_LINK_PAUSED);
   watch_end(&watch);
-  assert_string_equal(watch.events, "S");
+  assert_string_equal(watch.events, "WS");
+}
+
+/* One answer for each look, none for one that comes too early; and it is the device's figure of now. */
+static void test_look(void **state) {
+  (void)state;
+  struct watch watch;
+  watch_start(&watch, "good");
+  assert_false(kvp_executor_link_look(watch.link)); /* not ready */
+  watch_until(&watch, 'R', 1);
+  assert_true(kvp_executor_link_look(watch.link));
+  assert_false(kvp_executor_link_look(watch.link)); /* one is under way */
+  watch_until(&watch, 'f', 1);
+  assert_int_equal(watch.free_bytes, 1000);
+  assert_true(kvp_executor_link_look(watch.link));
+  watch_until(&watch, 'f', 2);
+  watch_end(&watch);
+  assert_string_equal(watch.events, "RffLS");
 }
 
 /* Who is in the way: a file that the fake executor reads at every start. */
@@ -640,6 +667,7 @@ int main(void) {
       cmocka_unit_test(test_no_executor_to_run),
       cmocka_unit_test(test_dies_before_ready),
       cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_look),
       cmocka_unit_test_setup_teardown(test_waits_for_others, busy_setup, busy_teardown),
       cmocka_unit_test_setup_teardown(test_waits_after_a_death, busy_setup, busy_teardown),
       cmocka_unit_test_setup_teardown(test_stopped_while_it_waits, busy_setup, busy_teardown),

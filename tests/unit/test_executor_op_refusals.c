@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/unit/executor_world.h"
+#include "tests/unit/good_ops.h"
 
 enum { row = v41_row_bytes, out_offset = 1 << 20, array_offset = 3 << 20 };
 
@@ -53,21 +53,9 @@ static void accept(struct refusal_world *it) {
 
 /* ---- assemble ---- */
 
-/* S = 12, C = 4 by a gather of 6 rows, stored; K = 8. */
 static struct kvp_wire_op *assemble(void) {
   begin();
-  struct kvp_wire_op *op = world_add_assemble(&encoder, 30);
-  op->pool_id = ring_pool_id;
-  op->total_k = 12;
-  op->arrays[0] = INTS(1, 0, 8, 0, -1, 0, 4, 8);
-  op->source = step_view(buffer, 0, 6, row, row);
-  op->argument = 4;
-  op->arrays[1] = INTS(5, -1, 0, 2);
-  op->arrays[2] = INTS(3, -1, 4, -1);
-  op->second_pool_id = pool_id;
-  op->numbers[0] = 8;
-  op->arrays[3] = INTS(2, 0, 8, 0);
-  return op;
+  return good_assemble(&encoder);
 }
 
 static void refusals_of_assemble_parts(struct refusal_world *it) {
@@ -177,18 +165,7 @@ static void refusals_of_assemble_chunk(struct refusal_world *it) {
 
 static struct kvp_wire_op *fused(void) {
   begin();
-  struct kvp_wire_op *op = step_encoder_op(&encoder, KVP_OP_FUSED_STORE);
-  op->pool_id = pool_id;
-  op->source = step_view(buffer, 0, 8, row, row);
-  op->third = step_view(buffer, 16384, 1, row, row);
-  op->fourth = step_view(buffer, 32768, 10, 256, 256);
-  op->second = step_view(buffer, out_offset, 3, row, row);
-  op->arrays[0] = INTS(5, -1, 7);
-  op->arrays[1] = INTS(9, 0, 3);
-  op->argument = 448;
-  op->numbers[0] = 0x358637BD; /* 1e-6 */
-  op->flags = KVP_OP_NEOX | KVP_OP_HADAMARD | KVP_OP_ROUND_TO_BF16;
-  return op;
+  return good_fused_store(&encoder);
 }
 
 static void refusals_of_fused_numbers(struct refusal_world *it) {
@@ -257,14 +234,7 @@ static void refusals_of_fused_rows(struct refusal_world *it) {
 
 static struct kvp_wire_op *convert(void) {
   begin();
-  struct kvp_wire_op *op = step_encoder_op(&encoder, KVP_OP_CONVERT_KV_INDEX);
-  op->pool_id = pool_id;
-  op->source = step_view(buffer, 0, 4, 12, 12);
-  op->argument = 2;
-  op->numbers[0] = 3;
-  op->arrays[0] = INTS(0, 1, 2, 2, 1, 0);
-  op->arrays[1] = INTS(3, 3, 3, 3);
-  return op;
+  return good_convert(&encoder);
 }
 
 static void refusals_of_convert(struct refusal_world *it) {
@@ -343,14 +313,7 @@ static void refusals_of_windows(struct refusal_world *it) {
 
 static struct kvp_wire_op *cat(void) {
   begin();
-  struct kvp_wire_op *op = step_encoder_op(&encoder, KVP_OP_KV_INDEX_CAT);
-  op->source = step_view(buffer, 0, 2, 8, 8);
-  op->third = step_view(buffer, 1024, 2, 12, 12);
-  op->second = step_view(buffer, 2048, 2, 20, 20);
-  op->numbers[0] = 2;
-  op->numbers[1] = 3;
-  op->argument = INT32_MAX;
-  return op;
+  return good_cat(&encoder);
 }
 
 static void refusals_of_cat(struct refusal_world *it) {

@@ -14,6 +14,7 @@
 #include "server/executor/id_table.h"
 #include "server/executor/intake.h"
 #include "server/executor/queue.h"
+#include "server/executor/slot_marks.h"
 #include "server/executor/slot_set.h"
 #include "tests/unit/exec_harness.h"
 
@@ -80,6 +81,28 @@ static void test_slot_set(void **state) {
   assert_true(kvp_slot_set_add(&set, 0));
   assert_false(kvp_slot_set_add(&set, INT32_MAX));
   kvp_slot_set_deinit(&set);
+}
+
+/* Slots are the client's choice: which of them meet in a table is not for it to know. */
+static void test_hashes_are_no_two_times_the_same(void **state) {
+  (void)state;
+  struct kvp_slot_set sets[2] = {{0}, {0}};
+  struct kvp_slot_marks marks[2] = {{0}, {0}};
+  const int32_t slot = 1000;
+  for (size_t i = 0; i < 2; i++) {
+    assert_true(kvp_slot_set_begin(&sets[i], 1));
+    assert_true(kvp_slot_set_add(&sets[i], slot));
+    kvp_slot_marks_begin(&marks[i]);
+    assert_true(kvp_slot_marks_add(&marks[i], 3, &slot, 1));
+    assert_int_equal(kvp_slot_marks_find(&marks[i], 3, 0, 2000), slot);
+    assert_int_equal(sets[i].multiplier % 2, 1);
+    assert_int_equal(marks[i].multiplier % 2, 1);
+  }
+  assert_true(sets[0].multiplier != sets[1].multiplier && marks[0].multiplier != marks[1].multiplier);
+  for (size_t i = 0; i < 2; i++) {
+    kvp_slot_set_deinit(&sets[i]);
+    kvp_slot_marks_deinit(&marks[i]);
+  }
 }
 
 static void test_arena(void **state) {
@@ -288,9 +311,13 @@ static void test_guard_pages(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_id_table),      cmocka_unit_test(test_slot_set),
-      cmocka_unit_test(test_arena),         cmocka_unit_test(test_queues_take_turns),
-      cmocka_unit_test(test_foreign_rings), cmocka_unit_test(test_guard_pages),
+      cmocka_unit_test(test_id_table),
+      cmocka_unit_test(test_slot_set),
+      cmocka_unit_test(test_hashes_are_no_two_times_the_same),
+      cmocka_unit_test(test_arena),
+      cmocka_unit_test(test_queues_take_turns),
+      cmocka_unit_test(test_foreign_rings),
+      cmocka_unit_test(test_guard_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,23 @@ static void random_table(int32_t *table, size_t count) {
   }
 }
 
+/* A token of the table or behind its last: mostly at a border of a block, or next to one. */
+static uint32_t random_token(uint32_t tokens_per_block, uint32_t tokens_max) {
+  const uint32_t border = tokens_per_block * random_below(tokens_max / tokens_per_block + 1);
+  switch (random_below(5)) {
+  case 0:
+    return 0;
+  case 1:
+    return random_below(2) == 0 ? tokens_max : border;
+  case 2:
+    return border == 0 ? 1 : border - 1;
+  case 3:
+    return border < tokens_max ? border + 1 : border;
+  default:
+    return random_below(tokens_max + 1);
+  }
+}
+
 static void test_range_and_slots_against_model(void **state) {
   (void)state;
   static kvpool_segment segments[segments_max];
@@ -90,7 +107,8 @@ static void test_range_and_slots_against_model(void **state) {
     size_t table_count = 1 + random_below(table_max);
     random_table(table, table_count);
     uint32_t tokens_max = (uint32_t)table_count * tokens_per_block;
-    uint32_t a = random_below(tokens_max + 1), b = random_below(tokens_max + 1);
+    uint32_t a = random_token(tokens_per_block, tokens_max);
+    uint32_t b = random_below(6) == 0 ? a : random_token(tokens_per_block, tokens_max);
     int64_t begin = a < b ? a : b, end = a < b ? b : a;
     size_t length = (size_t)(end - begin), count = 0, counted = 0;
     int32_t dst = (int32_t)random_below(1000);

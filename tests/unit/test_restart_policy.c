@@ -34,7 +34,7 @@ static uint64_t live(uint64_t lifetime_ms, bool serves) {
 
 static uint64_t refuse(const char *text) {
   kvp_restart_policy_started(&policy, now_ms);
-  uint64_t pause_ms = kvp_restart_policy_busy(&policy, now_ms, text);
+  uint64_t pause_ms = kvp_restart_policy_refused(&policy, now_ms, KVP_BUSY, text);
   now_ms += pause_ms;
   return pause_ms;
 }
@@ -92,6 +92,37 @@ static void test_a_wait_keeps_its_begin_and_takes_the_latest_text(void **state) 
   assert_int_equal(policy.waiting_since_ms, began_ms);
 }
 
+static void test_reasons_that_stay(void **state) {
+  (void)state;
+  static const enum kvp_status final[] = {KVP_INVALID_ARGUMENT, KVP_WRONG_DEVICE, KVP_TOO_LARGE, KVP_UNIMPLEMENTED,
+                                          KVP_VERSION_MISMATCH};
+  static const enum kvp_status passing[] = {KVP_OK, KVP_BUSY, KVP_DEVICE_LOST, KVP_OUT_OF_MEMORY, KVP_INTERNAL};
+  for (size_t i = 0; i < sizeof final / sizeof final[0]; i++) {
+    assert_true(kvp_restart_policy_is_final(final[i]));
+  }
+  for (size_t i = 0; i < sizeof passing / sizeof passing[0]; i++) {
+    assert_false(kvp_restart_policy_is_final(passing[i]));
+  }
+}
+
+static void test_a_refusal_is_no_death(void **state) {
+  (void)state;
+  assert_int_equal(live(5, true), 0);
+  for (int i = 0; i < 100; i++) {
+    kvp_restart_policy_started(&policy, now_ms);
+    assert_int_equal(kvp_restart_policy_refused(&policy, now_ms, KVP_UNIMPLEMENTED, "no driver"), 5000);
+    assert_true(policy.is_waiting);
+    assert_int_equal(policy.refused_as, KVP_UNIMPLEMENTED);
+    now_ms += 5000;
+  }
+  assert_int_equal(refuse("process 17"), 200); /* the driver is there again, and somebody has the GPU */
+  assert_int_equal(policy.refused_as, KVP_OK);
+  assert_string_equal(policy.waiting_for, "process 17");
+  kvp_restart_policy_wait_over(&policy, now_ms, "ready");
+  assert_int_equal(policy.refused_as, KVP_OK);
+  assert_int_equal(live(5, true), 100); /* as if nobody had been refused */
+}
+
 static void test_a_long_text_is_cut(void **state) {
   (void)state;
   char text[2 * kvp_error_text_bytes_max];
@@ -109,6 +140,8 @@ int main(void) {
       cmocka_unit_test_setup(test_one_that_lived_long, setup),
       cmocka_unit_test_setup(test_a_wait_has_pauses_of_its_own, setup),
       cmocka_unit_test_setup(test_a_wait_keeps_its_begin_and_takes_the_latest_text, setup),
+      cmocka_unit_test_setup(test_reasons_that_stay, setup),
+      cmocka_unit_test_setup(test_a_refusal_is_no_death, setup),
       cmocka_unit_test_setup(test_a_long_text_is_cut, setup),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

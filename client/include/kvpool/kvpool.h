@@ -143,7 +143,8 @@ typedef enum kvpool_device_state {
   KVPOOL_DEVICE_SERVING = 1,
   KVPOOL_DEVICE_RESTARTING = 2,
   KVPOOL_DEVICE_STOPPED = 3,
-  KVPOOL_DEVICE_WAITING = 4 /* others have to go before it can serve: waiting_for */
+  KVPOOL_DEVICE_WAITING = 4, /* others have to go before it can serve: waiting_for */
+  KVPOOL_DEVICE_REFUSED = 5  /* it can't be served as its host is now: waiting_for */
 } kvpool_device_state;
 
 typedef struct kvpool_device_info {
@@ -161,9 +162,9 @@ typedef struct kvpool_device_info {
   bool mps;                     /* its contexts are clients of an MPS server */
   uint64_t memory_bytes;        /* what the device has in all; 0 before its first executor was ready */
   uint64_t memory_left_bytes;   /* of memory_limit_bytes */
-  uint64_t memory_others_bytes; /* in use by contexts and other processes when its latest executor became ready */
+  uint64_t memory_others_bytes; /* in use by contexts and other processes, as of some seconds ago */
   uint64_t memory_granularity_bytes;
-  char waiting_for[384]; /* KVPOOL_DEVICE_WAITING: why, in its executor's words; "" otherwise */
+  char waiting_for[384]; /* KVPOOL_DEVICE_WAITING, _REFUSED: why, in its executor's words; "" otherwise */
 } kvpool_device_info;
 
 /* One entry of the format catalogue. Field by field FORMATS.md's descriptor and the sizes that follow from it. */
@@ -450,8 +451,9 @@ typedef struct kvpool_layer {
   uint32_t layer;
 } kvpool_layer;
 
-/* rows of row_bytes, one every row_stride_bytes, from offset_bytes of a buffer on. Offset and stride: multiples of 16
- * (the scale output of an index format: stride a multiple of 4). */
+/* rows of row_bytes, one every row_stride_bytes, from offset_bytes of a buffer on, all inside it. Offset and stride:
+ * multiples of 16 (scales of an index format, and matrices of int32: offset of 16, stride of 4); stride >=
+ * row_bytes. */
 typedef struct kvpool_view {
   const kvpool_buffer *buffer;
   uint64_t offset_bytes;
@@ -460,8 +462,20 @@ typedef struct kvpool_view {
   uint32_t row_bytes;        /* what the region's format says */
 } kvpool_view;
 
-/* An ordered list of ops, built once and submitted any number of times. The daemon checks it whole before anything
- * runs. */
+/* An ordered list of ops, built once and submitted any number of times.
+ *
+ * Of every kvpool_step_add_*: it sends nothing, and what it is given is copied; buffers and pools that are named
+ * have to be there when the step is submitted. It refuses, with error->op the op's number and nothing added, what it
+ * can see: a region or layer that the pool hasn't (KVPOOL_UNKNOWN_REGION, _LAYER), an array that the step hasn't
+ * (KVPOOL_INVALID_ARGUMENT), more than 1024 ops or arrays (KVPOOL_TOO_LARGE), no memory (KVPOOL_NO_MEMORY).
+ *
+ * All else the daemon checks, the whole step before any of it runs, and refuses with op, array, position and value:
+ * KVPOOL_INVALID_ARGUMENT (shapes, slots named twice, outputs that overlap), KVPOOL_OUT_OF_RANGE (slots, blocks,
+ * segments, positions, views), KVPOOL_WRONG_FORMAT (row_bytes, formats), KVPOOL_NOT_OWNER, KVPOOL_STALE_BLOCK,
+ * KVPOOL_SEALED_BLOCK, KVPOOL_HAZARD_STORE_BEFORE_LOAD, KVPOOL_WRONG_DEVICE, KVPOOL_UNKNOWN_BUFFER,
+ * KVPOOL_TOO_LARGE. Arrays in buffers can't be checked then: what is wrong in them is skipped when the op runs, and
+ * counted in its report's rows_rejected. No rows at all: nothing to do, which succeeds. What each op computes is
+ * section 2 of OPS. */
 typedef struct kvpool_step kvpool_step;
 
 KVPOOL_API kvpool_status kvpool_step_new(kvpool_session *session, kvpool_step **out, kvpool_error *error);
@@ -479,14 +493,16 @@ KVPOOL_API kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const k
                                                       uint64_t offset_bytes, uint64_t count, uint32_t *array,
                                                       kvpool_error *error);
 
-/* Quantize source row i into the record of slots[i]; -1 skips. slots: array of int32[n], n <= source->rows. cast_back
- * NULL, or n BF16 rows: what a load would return. */
+/* Quantize source row i into the record of slots[i]; -1 skips. source: BF16 [>= n, elements of the region]; rows
+ * behind the slots are not looked at. slots: array of int32[n], none of them twice. cast_back NULL, or BF16 [>= n,
+ * elements] (main caches and bf16 only): what a load would return, of rows with slot -1, too. */
 KVPOOL_API kvpool_status kvpool_step_add_store(kvpool_step *step, const kvpool_layer *layer,
                                                const kvpool_view *source, uint32_t slots,
                                                const kvpool_view *cast_back, kvpool_error *error);
-/* segments: array of int32[m, 4] = block (-1: zero rows), begin, end, destination row. out: BF16 rows, or an index
- * format's codes; out_scales: an index format's scales, else NULL. Rows that no segment covers keep what was there.
- */
+/* segments: array of int32[m, 4] = block (-1: zero rows), begin, end (tokens of the block, 0 <= begin <= end <=
+ * tokens_per_block), destination row; destinations lie in [0, total_k), apart. out: [>= total_k, loaded_row_bytes],
+ * BF16 rows or an index format's codes; out_scales: [>= total_k, loaded_scale_bytes], an index format's scales, else
+ * NULL. Rows that no segment covers keep what was there. */
 KVPOOL_API kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_layer *layer, uint32_t segments,
                                               uint64_t total_k, const kvpool_view *out, const kvpool_view *out_scales,
                                               kvpool_error *error);
@@ -494,7 +510,8 @@ KVPOOL_API kvpool_status kvpool_step_add_load(kvpool_step *step, const kvpool_la
 enum { KVPOOL_ALLOW_STORE_BEFORE_LOAD = 1 };
 
 /* As kvpool_step_add_load. flags: KVPOOL_ALLOW_STORE_BEFORE_LOAD, or 0: then a load from a ring's layer that an op
- * before it in the step stores to, in a slot that is read, is refused with KVPOOL_HAZARD_STORE_BEFORE_LOAD. */
+ * before it in the step stores to, in a slot that is read, is refused with KVPOOL_HAZARD_STORE_BEFORE_LOAD. Where
+ * one of the arrays lies in a buffer nobody can tell, and the report says hazard_unchecked. */
 KVPOOL_API kvpool_status kvpool_step_add_load_flags(kvpool_step *step, const kvpool_layer *layer, uint32_t segments,
                                                     uint64_t total_k, const kvpool_view *out,
                                                     const kvpool_view *out_scales, uint32_t flags,
@@ -507,7 +524,8 @@ KVPOOL_API kvpool_status kvpool_step_add_load_flags(kvpool_step *step, const kvp
  *   rows [S + C, S + C + K)  compressed cache, loaded
  *
  * Each part may be absent. Destinations of segments count from the begin of their part. The report tells S + C as
- * main_kv_offset. */
+ * main_kv_offset, and counts copied rows as loaded ones. A row whose entry of a gather in a buffer is wrong is a zero
+ * row, not stored, and counts once. */
 
 typedef struct kvpool_assemble_swa {
   kvpool_layer layer; /* of a ring pool */
@@ -527,13 +545,17 @@ typedef struct kvpool_assemble_chunk {
 
 typedef struct kvpool_assemble_compressed {
   kvpool_layer layer;
-  uint32_t segments;    /* array: int32[m, 4] */
-  uint64_t total_k;     /* K */
-  bool keep_compressed; /* an assemble before this one wrote these rows: they are not written again, only checked
-                         * against what the daemon remembers of it */
+  uint32_t segments; /* array: int32[m, 4] */
+  uint64_t total_k;  /* K */
+  /* An assemble before this one, of the same layer, segments and rows, wrote them: they are not written again.
+   * Refused (KVPOOL_INVALID_ARGUMENT) where the daemon doesn't remember that, where a step that it accepted since may
+   * have written these rows or their blocks, or one of another queue that had not finished by then, and where the step
+   * that assembles them is another queue's and has not finished. Assemble them again then. */
+  bool keep_compressed;
 } kvpool_assemble_compressed;
 
-/* out: BF16 rows, at least S + C + K of them. swa, chunk, compressed: NULL = absent. flags: as above. */
+/* out: BF16 [>= S + C + K, elements], apart from every input. All regions load rows of out's row_bytes; swa and chunk
+ * are of one layer. swa, chunk, compressed: NULL = absent. flags: as of a load. */
 KVPOOL_API kvpool_status kvpool_step_add_assemble(kvpool_step *step, const kvpool_view *out,
                                                   const kvpool_assemble_swa *swa, const kvpool_assemble_chunk *chunk,
                                                   const kvpool_assemble_compressed *compressed, uint32_t flags,
@@ -545,17 +567,18 @@ KVPOOL_API kvpool_status kvpool_step_add_assemble(kvpool_step *step, const kvpoo
  * every device and for every number of rows. */
 typedef struct kvpool_fused_store {
   kvpool_layer layer;
-  kvpool_view source;          /* BF16 [n, D], D = the region's elements, a power of two */
-  kvpool_view norm_weight;     /* BF16, one row */
+  kvpool_view source;          /* BF16 [>= n, D], D = the region's elements, a power of two, at most 16384 */
+  kvpool_view norm_weight;     /* BF16 [1, D] */
   float eps;                   /* finite, > 0 */
-  uint32_t slots;              /* array: int32[n] */
-  uint32_t positions;          /* array: int32[n], rows of cos_sin */
+  uint32_t slots;              /* array: int32[n], as of a store */
+  uint32_t positions;          /* array: int32[n], rows of cos_sin; not looked at where the slot is -1 and there is no
+                                * cast_back */
   const kvpool_view *cos_sin;  /* float32 [max_position, rotary_dims]: cosines, then sines; NULL: no rotation */
-  const uint32_t *rope_offset; /* NULL: D - rotary_dims */
+  const uint32_t *rope_offset; /* first rotated element; NULL: D - rotary_dims */
   bool neox;                   /* pairs (i, i + rotary_dims / 2); else (2i, 2i + 1) */
   bool hadamard;
   bool keep_float32;            /* no rounding to BF16 between the stages */
-  const kvpool_view *cast_back; /* NULL, or n BF16 rows: what a load would return */
+  const kvpool_view *cast_back; /* NULL, or BF16 [>= n, D]: what a load would return */
 } kvpool_fused_store;
 
 KVPOOL_API kvpool_status kvpool_step_add_fused_store(kvpool_step *step, const kvpool_fused_store *fused,
@@ -571,34 +594,38 @@ typedef struct kvpool_matrix {
   uint32_t array;
 } kvpool_matrix;
 
-/* Logical token indices to slots: x -> table[b, x / tpb] * tpb + x % tpb. topk: [batch * queries, columns]. out: the
- * same shape; NULL = in place, topk is a view. block_tables: array of int32[batch, table_columns]. valid: array of
- * int32[batch * queries], how many entries of each list count; the rest becomes -1. */
+/* Logical token indices to slots: x -> table[b, x / tpb] * tpb + x % tpb, tpb = the region's tokens_per_block; -1
+ * stays -1. topk: [batch * queries, columns]. out: the same shape; NULL = in place, topk is a view. block_tables:
+ * array of int32[batch, table_columns]. valid: array of int32[batch * queries], how many entries of each list count,
+ * clamped to [0, columns]; the rest becomes -1. */
 KVPOOL_API kvpool_status kvpool_step_add_convert_kv_index(kvpool_step *step, const kvpool_layer *layer,
                                                           const kvpool_matrix *topk, uint32_t block_tables,
                                                           uint32_t table_columns, uint32_t valid, uint32_t queries,
                                                           const kvpool_view *out, kvpool_error *error);
-/* offset_len: array of int32[q, 2], kvpool_swa_window of each query. out: [q, window] slots of the ring, -1 behind
- * each query's length. */
+/* offset_len: array of int32[q, 2], kvpool_swa_window of each query. out: [>= q, window] slots of the ring, -1 behind
+ * each query's length. A length outside [0, min(window, ring)], or a start outside the region, makes the row -1. */
 KVPOOL_API kvpool_status kvpool_step_add_swa_index_decode(kvpool_step *step, const kvpool_layer *layer,
                                                           uint32_t offset_len, uint32_t window,
                                                           const kvpool_view *out, kvpool_error *error);
-/* pivots: array of int32[r, 4], kvpool_swa_pivot of each query. out: [r, width] columns of the assembled buffer. */
+/* pivots: array of int32[r, 4], kvpool_swa_pivot of each query. out: [>= r, width] columns of the assembled buffer,
+ * -1 behind both runs; what exceeds the width is cut off. A negative length, or a column past int32, makes the row
+ * -1. */
 KVPOOL_API kvpool_status kvpool_step_add_expand_swa_index(kvpool_step *step, uint32_t pivots, uint32_t width,
                                                           const kvpool_view *out, kvpool_error *error);
-/* out: [r, left_columns + right_columns] = left, then right + right_base where it isn't -1. left or right NULL: that
- * side has no columns. right_base: the assembled buffer's main_kv_offset. */
+/* out: [>= r, left_columns + right_columns] = left as it is, then right + right_base where it isn't -1. left: [r,
+ * left_columns], right: [r, right_columns]; NULL: that side has no columns. right_base >= 0: the assembled buffer's
+ * main_kv_offset. */
 KVPOOL_API kvpool_status kvpool_step_add_kv_index_cat(kvpool_step *step, const kvpool_matrix *left,
                                                       uint32_t left_columns, const kvpool_matrix *right,
                                                       uint32_t right_columns, int32_t right_base,
                                                       const kvpool_view *out, kvpool_error *error);
 
-/* ---- whole blocks: every region and layer of a pool ---- */
+/* ---- whole blocks: every region and layer of a pool, on the step's placement; arrays come with the step ---- */
 
-/* pairs: array of int32[n, 2] = from, to. */
+/* pairs: array of int32[n, 2] = from, to. No block is written twice, or read by one pair and written by another. */
 KVPOOL_API kvpool_status kvpool_step_add_copy_blocks(kvpool_step *step, const kvpool_pool *pool, uint32_t pairs,
                                                      kvpool_error *error);
-/* blocks: array of int32[n]. */
+/* blocks: array of int32[n], none of them twice. */
 KVPOOL_API kvpool_status kvpool_step_add_zero_blocks(kvpool_step *step, const kvpool_pool *pool, uint32_t blocks,
                                                      kvpool_error *error);
 
@@ -611,7 +638,7 @@ typedef struct kvpool_op_report {
   uint64_t groups_saturated;
   uint64_t bytes_read;
   uint64_t bytes_written;
-  uint64_t queued_ns; /* CLOCK_MONOTONIC */
+  uint64_t queued_ns; /* CLOCK_MONOTONIC, as the others */
   uint64_t started_ns;
   uint64_t finished_ns;
   bool unchecked_arrays;   /* an array lay in device memory */
@@ -698,10 +725,16 @@ KVPOOL_API kvpool_status kvpool_blocks_dump(kvpool_client *client, const kvpool_
 
 /* ---- planners: CPU only, no daemon --------------------------------------------------------------------------------
  */
-/* All of them check int32 overflow and refuse with the values in the text; they allocate nothing and are linear in
- * their output. Where an output is sized by a count that they give (*count), calling with out = NULL gives the count,
- * and everything else that is wanted, without it; out_max is not looked at then. Other outputs can't be NULL. An input
- * of no elements may be NULL. What was too small for a plan, or of a plan that is refused, is not written to. */
+/* Section 3 of OPS. All of them check int32 overflow and refuse with the values in the text; they allocate nothing,
+ * keep nothing, may be called by any thread, and are linear in their output. Where an output is sized by a count
+ * that they give (*count), calling with out = NULL gives the count, and everything else that is wanted, without it;
+ * out_max, elements of out, is not looked at then. Other outputs can't be NULL. An input of no elements may be NULL.
+ * Nothing is written of a plan that is refused.
+ *
+ * Refused: KVPOOL_INVALID_ARGUMENT - what makes no sense: lengths, ratios, windows, entries of block tables.
+ * KVPOOL_OUT_OF_RANGE - what doesn't fit: a block table that is too short, int32, out_max (array "out", value = the
+ * count). error->array names the parameter or field, error->position its element, error->value what stood there.
+ * Tokens, rows and columns are counted from 0. */
 
 /* A load plan's element, int32[4] in memory. */
 typedef struct kvpool_segment {
@@ -719,14 +752,14 @@ KVPOOL_API kvpool_status kvpool_plan_paged_range(const int32_t *block_table, siz
                                                  int32_t dst_begin, kvpool_segment *out, size_t out_max,
                                                  size_t *count, kvpool_error *error);
 
-/* Slots of tokens [token_begin, token_end): table[t / tokens_per_block] * tokens_per_block + t % tokens_per_block.
- * out: int32[token_end - token_begin]. */
+/* Slots of tokens [token_begin, token_end): table[t / tokens_per_block] * tokens_per_block + t % tokens_per_block,
+ * which a store takes. out: int32[token_end - token_begin]; entries of block_table as above. */
 KVPOOL_API kvpool_status kvpool_plan_slot_mapping(const int32_t *block_table, size_t table_count,
                                                   uint32_t tokens_per_block, int64_t token_begin, int64_t token_end,
                                                   int32_t *out, kvpool_error *error);
 
 /* The compressed tokens that a chunk completes: t in [floor((seqlen_k - seqlen_q) / ratio), floor(seqlen_k / ratio)).
- */
+ * Their slots: kvpool_plan_slot_mapping of that range, tokens_per_block that of the compressed region. */
 KVPOOL_API kvpool_status kvpool_plan_new_compressed(int64_t seqlen_k, int64_t seqlen_q, uint32_t ratio,
                                                     int64_t *token_begin, int64_t *token_end, kvpool_error *error);
 
