@@ -9,7 +9,9 @@ from pathlib import Path
 from support.daemon import build_dir
 
 PACKAGE = Path(__file__).resolve().parents[2] / "client" / "python"
-LIBRARY = Path(os.environ.get("KVPOOL_TEST_LIBRARY") or build_dir() / "client" / "libkvpool.so")
+# Where a build has it, and a folder of tests/gpu/prepare.sh.
+_PLACES = [build_dir() / "client" / "libkvpool.so", build_dir() / "lib" / "libkvpool.so.0"]
+LIBRARY = Path(os.environ.get("KVPOOL_TEST_LIBRARY") or next((p for p in _PLACES if p.exists()), _PLACES[0]))
 
 os.environ["KVPOOL_LIBRARY"] = str(LIBRARY)
 sys.path.insert(0, str(PACKAGE))
