@@ -10,6 +10,9 @@
  * Signals of one word should go up: the executor writes what a step says, in the order of the ring. To a word that it
  * has poisoned it writes nothing more but the poison. When an attachment ends, all the executor's words are poisoned.
  *
+ * A captured graph that waits with constants sets a word of the executor's back to 0 where it begins, behind its wait for
+ * the last value of the launch before; signals of such a word are absolute (KVP_POINT_ABSOLUTE).
+ *
  * The executor trusts nothing here: what it relies on itself never comes from memory that a worker can write.
  */
 #ifndef KVPOOL_PROTO_TIMELINE_WIRE_H

@@ -244,7 +244,7 @@ if build sanitized "${common[@]}" -DKVPOOL_SANITIZE=address,undefined; then
   # A small quarantine: some tests look at how much memory the daemon keeps.
   export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:quarantine_size_mb=32 UBSAN_OPTIONS=print_stacktrace=1
   run_ctest sanitized 600
-  run_pytest sanitized 900 KVPOOL_CASES=1000
+  run_pytest sanitized 900 KVPOOL_CASES=1000 "KVPOOL_TEST_LIBRARY=$builds/gcc/client/libkvpool.so"
   unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
@@ -257,7 +257,7 @@ fi
 # library is under valgrind, the daemons it talks to are not.
 if [[ -f $builds/gcc/CTestTestfile.cmake ]]; then
   suite valgrind 2400 "$logs/valgrind.xml" "$python" -B "$root/tests/tools/under_valgrind.py" "$builds/gcc" \
-    "$logs/valgrind.xml" --only '^((unit|contract)_|client_(libkvpool|steps|faults|secret|permission)$)' \
+    "$logs/valgrind.xml" --only '^((unit|contract)_|client_(libkvpool|steps|faults|secret|permission|attach_cuda)$)' \
     --leave-out '^(contract_exhaustive|unit_executor_(launch|turns|waits|ends))$' --seconds 900
 fi
 

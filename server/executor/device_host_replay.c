@@ -13,9 +13,11 @@ void kvp_host_replay_begin(struct kvp_host_replay *replay, struct kvp_device_op 
 }
 
 /* Never makes it smaller: poison stays. */
-static void word_raise(uint64_t *word, uint64_t value) {
-  uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
-  while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+static void word_raise(uint64_t *address, uint64_t value) {
+  _Atomic uint64_t *word = (_Atomic uint64_t *)address;
+  uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+  while (seen < value &&
+         !atomic_compare_exchange_weak_explicit(word, &seen, value, memory_order_release, memory_order_relaxed)) {
   }
 }
 
@@ -33,7 +35,8 @@ static void give_up(struct kvp_host_replay *replay, enum kvp_replay_end end, uin
 enum kvp_host_replay_state kvp_host_replay_look(struct kvp_host_replay *replay) {
   const struct kvp_replay_params *params = &replay->op->params.replay;
   const struct kvp_replay_points *points = &params->points[replay->at];
-  const uint64_t value = points->wait == NULL ? 0 : __atomic_load_n(points->wait, __ATOMIC_ACQUIRE);
+  const uint64_t value =
+      points->wait == NULL ? 0 : atomic_load_explicit((const _Atomic uint64_t *)points->wait, memory_order_acquire);
   if (value >= KVP_TIMELINE_POISON) {
     give_up(replay, KVP_REPLAY_POISONED, value);
     return KVP_HOST_REPLAY_OVER;

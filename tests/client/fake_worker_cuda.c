@@ -44,11 +44,6 @@ static char contexts[2];
 static _Thread_local int stack[stack_max];
 static _Thread_local int depth;
 
-EXPORT fake_worker_cuda_look_fn fake_worker_cuda_look;
-EXPORT fake_worker_cuda_fail_fn fake_worker_cuda_fail;
-EXPORT fake_worker_cuda_allocate_fn fake_worker_cuda_allocate;
-EXPORT fake_worker_cuda_devices_fn fake_worker_cuda_devices;
-
 void fake_worker_cuda_look(struct fake_worker_cuda_state *out) {
   *out = state;
   out->depth = depth;

@@ -1,5 +1,5 @@
 /* NVIDIA's driver as a worker knows it, for hosts without: libcuda.so.1 of memfds, with two GPUs, "GPU-00000000-..." and
- * "GPU-11111111-...". What a test does to it, and sees of it, goes through these, which are looked up in it by name. */
+ * "GPU-11111111-...". The functions here are what a test does to it, and sees of it. */
 #ifndef KVPOOL_TESTS_CLIENT_FAKE_WORKER_CUDA_H
 #define KVPOOL_TESTS_CLIENT_FAKE_WORKER_CUDA_H
 
@@ -21,11 +21,13 @@ struct fake_worker_cuda_state {
 
 enum fake_worker_cuda_memory { FAKE_MALLOC, FAKE_VMM, FAKE_VMM_WITHOUT_HANDLE, FAKE_POOL_MEMORY };
 
-typedef void fake_worker_cuda_look_fn(struct fake_worker_cuda_state *out);
-/* The function of that name fails with this code from now on; "" : none does. */
-typedef void fake_worker_cuda_fail_fn(const char *function, int code);
+#define FAKE_WORKER_CUDA_API __attribute__((visibility("default")))
+
+FAKE_WORKER_CUDA_API void fake_worker_cuda_look(struct fake_worker_cuda_state *out);
+/* The function of that name fails with this code from now on; "": none does. */
+FAKE_WORKER_CUDA_API void fake_worker_cuda_fail(const char *function, int code);
 /* An allocation of 64 KiB on a GPU. */
-typedef void *fake_worker_cuda_allocate_fn(enum fake_worker_cuda_memory kind, int device);
-typedef void fake_worker_cuda_devices_fn(int count);
+FAKE_WORKER_CUDA_API void *fake_worker_cuda_allocate(enum fake_worker_cuda_memory kind, int device);
+FAKE_WORKER_CUDA_API void fake_worker_cuda_devices(int count);
 
 #endif

@@ -9,7 +9,6 @@
 
 #include <cmocka.h>
 
-#include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,20 +23,9 @@ enum { timeout_ms = 60000, kv_bytes = 168960, index_bytes = 84480, allocation_by
 static struct fake_attach fake;
 static kvpool_error error;
 static kvpool_attachment *attachment;
-static fake_worker_cuda_look_fn *look;
-static fake_worker_cuda_fail_fn *inject;
-static fake_worker_cuda_allocate_fn *allocate;
-static fake_worker_cuda_devices_fn *devices;
-
-static void find(void *library, const char *name, void *place) {
-  void *function = dlsym(library, name);
-  assert_non_null(function);
-  memcpy(place, &function, sizeof function);
-}
-
 static struct fake_worker_cuda_state looked(void) {
   struct fake_worker_cuda_state state;
-  look(&state);
+  fake_worker_cuda_look(&state);
   return state;
 }
 
@@ -55,12 +43,6 @@ static void expect_nothing_left(void) {
 
 static int setup(void **state) {
   (void)state;
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  assert_non_null(library);
-  find(library, "fake_worker_cuda_look", &look);
-  find(library, "fake_worker_cuda_fail", &inject);
-  find(library, "fake_worker_cuda_allocate", &allocate);
-  find(library, "fake_worker_cuda_devices", &devices);
   fake_start(&fake);
   fake.on_device = true;
   const kvpool_attach_options options = {.size_bytes = sizeof options, .socket = fake.path, .timeout_ms = timeout_ms};
@@ -151,16 +133,16 @@ static void test_map_fails(void **state) {
   };
   kvpool_pool_map *map;
   for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
-    inject(failures[i].function, failures[i].code);
+    fake_worker_cuda_fail(failures[i].function, failures[i].code);
     assert_fails(kvpool_attachment_map_pool(attachment, "main", KVPOOL_MAP_READ, &map, &error), failures[i].status,
                  failures[i].text);
-    inject("", 0);
+    fake_worker_cuda_fail("", 0);
     expect_nothing_left();
   }
-  devices(1);
+  fake_worker_cuda_devices(1);
   assert_fails(kvpool_attachment_map_pool(attachment, "main", KVPOOL_MAP_READ, &map, &error), KVPOOL_WRONG_DEVICE,
                "CUDA_VISIBLE_DEVICES");
-  devices(2);
+  fake_worker_cuda_devices(2);
   expect_nothing_left();
 }
 
@@ -179,7 +161,7 @@ static void test_buffers(void **state) {
 
 static void test_import_malloc(void **state) {
   (void)state;
-  uint8_t *memory = allocate(FAKE_MALLOC, 1);
+  uint8_t *memory = fake_worker_cuda_allocate(FAKE_MALLOC, 1);
   kvpool_buffer *buffer;
   assert_ok(kvpool_attachment_import_device(attachment, memory + 4096, 8192, &buffer, &error));
   assert_ptr_equal(kvpool_buffer_data(buffer), memory + 4096);
@@ -197,20 +179,20 @@ static void test_import_malloc(void **state) {
                KVPOOL_OUT_OF_RANGE, "61441 bytes");
   assert_fails(kvpool_attachment_import_device(attachment, memory, 0, &buffer, &error), KVPOOL_OUT_OF_RANGE,
                "0 bytes");
-  inject("cuIpcGetMemHandle", 801);
+  fake_worker_cuda_fail("cuIpcGetMemHandle", 801);
   assert_fails(kvpool_attachment_import_device(attachment, memory, 16, &buffer, &error), KVPOOL_UNIMPLEMENTED,
                "cuIpcGetMemHandle");
-  inject("", 0);
+  fake_worker_cuda_fail("", 0);
   expect_nothing_left();
 }
 
 static void test_import_vmm(void **state) {
   (void)state;
-  uint8_t *memory = allocate(FAKE_VMM, 1);
+  uint8_t *memory = fake_worker_cuda_allocate(FAKE_VMM, 1);
   kvpool_buffer *buffer;
   memory[1000] = 0x66;
   for (int i = 0; i < 2; i++) { /* a driver that doesn't tell mappings, too */
-    inject(i == 0 ? "" : "mapping attributes", 1);
+    fake_worker_cuda_fail(i == 0 ? "" : "mapping attributes", 1);
     assert_ok(kvpool_attachment_import_device(attachment, memory + 512, 4096, &buffer, &error));
     assert_int_equal(fake.import.kind, KVP_IMPORT_VMM);
     assert_int_equal(fake.import.allocation_bytes, allocation_bytes);
@@ -221,10 +203,10 @@ static void test_import_vmm(void **state) {
     assert_ok(kvpool_buffer_release(buffer, &error));
     expect_nothing_left();
   }
-  inject("cuMemExportToShareableHandle", 800);
+  fake_worker_cuda_fail("cuMemExportToShareableHandle", 800);
   assert_fails(kvpool_attachment_import_device(attachment, memory, 16, &buffer, &error), KVPOOL_PERMISSION_DENIED,
                "cuMemExportToShareableHandle");
-  inject("", 0);
+  fake_worker_cuda_fail("", 0);
   expect_nothing_left();
 
   const int fd = memfd_create("exported", MFD_CLOEXEC);
@@ -242,8 +224,9 @@ static void test_memory_without_a_handle(void **state) {
   (void)state;
   kvpool_buffer *buffer;
   int local = 0;
-  uint8_t *expandable = allocate(FAKE_VMM_WITHOUT_HANDLE, 1), *pool = allocate(FAKE_POOL_MEMORY, 1);
-  uint8_t *elsewhere = allocate(FAKE_MALLOC, 0);
+  uint8_t *expandable = fake_worker_cuda_allocate(FAKE_VMM_WITHOUT_HANDLE, 1),
+          *pool = fake_worker_cuda_allocate(FAKE_POOL_MEMORY, 1);
+  uint8_t *elsewhere = fake_worker_cuda_allocate(FAKE_MALLOC, 0);
   assert_fails(kvpool_attachment_import_device(attachment, expandable, 16, &buffer, &error), KVPOOL_UNIMPLEMENTED,
                "expandable segments");
   assert_fails(kvpool_attachment_import_device(attachment, pool, 16, &buffer, &error), KVPOOL_UNIMPLEMENTED,
@@ -259,11 +242,11 @@ static void test_streams(void **state) {
   (void)state;
   int stream;
   uint64_t address, again;
-  inject("cuMemHostRegister", 2);
+  fake_worker_cuda_fail("cuMemHostRegister", 2);
   assert_fails(kvpool_timeline_device_address(attachment, 0, &address, &error), KVPOOL_OUT_OF_MEMORY, "timelines");
-  inject("cuMemHostGetDevicePointer", 999);
+  fake_worker_cuda_fail("cuMemHostGetDevicePointer", 999);
   assert_fails(kvpool_timeline_device_address(attachment, 0, &address, &error), KVPOOL_INTERNAL, "timelines");
-  inject("", 0);
+  fake_worker_cuda_fail("", 0);
   expect_nothing_left();
   assert_ok(kvpool_timeline_device_address(attachment, 0, &address, &error));
   assert_ok(kvpool_timeline_device_address(attachment, 1023, &again, &error));
@@ -279,9 +262,9 @@ static void test_streams(void **state) {
   assert_fails(kvpool_timeline_stream_signal(attachment, 512, 1, NULL, &error), KVPOOL_OUT_OF_RANGE, "0 to 511");
   assert_fails(kvpool_timeline_stream_signal(attachment, 5, 0, NULL, &error), KVPOOL_OUT_OF_RANGE, "value 0");
   assert_fails(kvpool_timeline_stream_wait(attachment, 1024, 1, NULL, &error), KVPOOL_OUT_OF_RANGE, "word 1024");
-  inject("cuStreamWaitValue64", 801);
+  fake_worker_cuda_fail("cuStreamWaitValue64", 801);
   assert_fails(kvpool_timeline_stream_wait(attachment, 5, 1, NULL, &error), KVPOOL_UNIMPLEMENTED, "a wait");
-  inject("", 0);
+  fake_worker_cuda_fail("", 0);
 
   /* A successor's words are others; streams that wait for the old ones go on. */
   const struct kvp_timeline_word *old = mmap(NULL, kvp_timeline_bytes, PROT_READ, MAP_SHARED, fake.timelines_fd, 0);

@@ -11,9 +11,8 @@ import pytest
 
 from support import golden, plans, reference
 from support.catalogue import INDEX_MXFP8
-from support.daemon import build_dir
 from support.device import DEVICE
-from support.library import PACKAGE, environment, kvpool
+from support.library import LIBRARY, PACKAGE, environment, kvpool
 from support.traffic import random_rows, slots_of, whole_block_segments
 
 INCLUDE = PACKAGE.parent / "include"
@@ -124,7 +123,7 @@ def test_installed(tmp_path):
                            "--no-index", "--target", tmp_path / "site", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     env = {k: v for k, v in environment().items() if k != "KVPOOL_LIBRARY"}
-    env.update(PYTHONPATH=str(tmp_path / "site"), LD_LIBRARY_PATH=str(build_dir() / "client"))
+    env.update(PYTHONPATH=str(tmp_path / "site"), LD_LIBRARY_PATH=str(LIBRARY.parent))
     told = subprocess.run([sys.executable, "-c", "import kvpool; print(kvpool.version(), kvpool.__file__)"], env=env,
                           capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split()
     assert told == [kvpool.version(), str(tmp_path / "site" / "kvpool" / "__init__.py")]

@@ -87,6 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
   }
   intake.allows_daemon_ops = (flags & is_foreign_ring) == 0;
   intake.allows_points = !intake.allows_daemon_ops;
+  intake.allows_device_words = intake.allows_points;
   struct kvp_error error;
   enum kvp_status status = kvp_intake_check(&intake, &step, &error);
   if (status == KVP_OK) {

@@ -45,6 +45,7 @@ static const struct {
     {KVP_FORMAT_BF16, 2048}, {KVP_FORMAT_BF16, 32},
 };
 
+static const size_t words_bytes = (size_t)(done_word + ops_max) * 64;
 static uint32_t op_count = ops_max;
 
 /* The same memory twice. */
@@ -137,7 +138,7 @@ static void kind_init(struct kind *kind, uint32_t number) {
 }
 
 static void shared_init(void) {
-  table = twin_make(position_count * rotary_dims * sizeof(float));
+  table = twin_make(sizeof(float) * position_count * rotary_dims);
   owners = twin_make(num_blocks * sizeof(uint64_t));
   float *angles = (float *)(void *)table.host;
   for (uint32_t i = 0; i < position_count * rotary_dims; i++) {
@@ -159,8 +160,8 @@ static void shared_init(void) {
   gpu_check(cudaHostAlloc((void **)&found, (1 + ops_max) * sizeof *found, cudaHostAllocMapped));
   gpu_check(cudaHostAlloc((void **)&bell, bell_bytes, cudaHostAllocMapped));
   memset(bell, 0, bell_bytes);
-  gpu_check(cudaMalloc((void **)&words, (done_word + ops_max) * 64));
-  gpu_check(cudaMemset(words, 0, (done_word + ops_max) * 64));
+  gpu_check(cudaMalloc((void **)&words, words_bytes));
+  gpu_check(cudaMemset(words, 0, words_bytes));
   gpu_check(cudaStreamCreateWithFlags(&daemon_stream, cudaStreamNonBlocking));
   gpu_check(cudaStreamCreateWithFlags(&worker_stream, cudaStreamNonBlocking));
 }
@@ -382,9 +383,9 @@ static void failure_check(enum kvp_replay_end end, uint32_t failed, uint64_t val
   gpu_check(cudaMemcpy(seen, words, sizeof seen, cudaMemcpyDeviceToHost));
   for (uint32_t i = 0; i < op_count; i++) {
     const uint64_t expected = i < failed ? base + i + 1 : KVP_TIMELINE_POISON;
-    if (seen[(done_word + i) * 8] != expected) {
-      report_failed("the word of op %u is 0x%llx, not 0x%llx", i, (unsigned long long)seen[(done_word + i) * 8],
-                    (unsigned long long)expected);
+    if (seen[(size_t)(done_word + i) * 8] != expected) {
+      report_failed("the word of op %u is 0x%llx, not 0x%llx", i,
+                    (unsigned long long)seen[(size_t)(done_word + i) * 8], (unsigned long long)expected);
     }
   }
   for (uint32_t i = 0; i < failed; i++) {
@@ -458,7 +459,7 @@ int main(int argc, char **argv) {
     test_contents(blocks[i]);
   }
   kvp_cuda_size_pin(KVP_CUDA_SIZE_AUTOMATIC, 0);
-  gpu_check(cudaMemset(words, 0, (done_word + ops_max) * 64));
+  gpu_check(cudaMemset(words, 0, words_bytes));
   const uint32_t places[] = {0, 7, 130};
   for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
     test_poison(places[i]);

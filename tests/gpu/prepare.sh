@@ -25,8 +25,6 @@ programs=(
   tests/gpu/contract_replay
   tests/bench/bench_kernels tests/bench/bench_ops_cuda tests/bench/bench_replay tests/bench/bench_worker
 )
-# What Python loads.
-libraries=(client/libkvpool.so)
 # The C library and the compilers' own: every system has them, and they fit that system only.
 left_behind='^(linux-vdso|ld-linux|libc|libm|libmvec|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s)[.-]'
 
@@ -38,27 +36,33 @@ if ! command -v nvcc >/dev/null && [[ -z ${CUDACXX:-} ]]; then
   export CUDACXX=/usr/local/cuda/bin/nvcc
 fi
 
+library=client/libkvpool.so.0 # that the Python package loads
 targets=(--target kvpool)
 for program in "${programs[@]}"; do
   targets+=(--target "${program##*/}")
 done
-# RPATH, not RUNPATH: the libraries find each other by it too.
+# RPATH, not RUNPATH: the libraries find each other by it too, and libkvpool, which Python loads, those beside it.
 # shellcheck disable=SC2016 # $ORIGIN is the loader's
 "$root/deploy/build.sh" "$work" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_CUDA=ON -DKVPOOL_FAILPOINTS=ON \
-  '-DCMAKE_BUILD_RPATH=$ORIGIN/../../lib;$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
+  '-DCMAKE_BUILD_RPATH=$ORIGIN/../../lib;$ORIGIN' -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
   -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags "$@" -- "${targets[@]}"
 
 rm -rf "$folder"
 mkdir -p "$folder/lib" "$folder/stubs"
-for program in "${programs[@]}" "${libraries[@]}"; do
-  mkdir -p "$folder/${program%/*}"
-  strip --strip-debug -o "$folder/$program" "$work/$program"
+copy_libraries() {
   while read -r name _ path _; do
     if [[ $path == /* && ! $name =~ $left_behind && ! -e $folder/lib/$name ]]; then
       cp -L "$path" "$folder/lib/$name"
     fi
-  done < <(ldd "$work/$program")
+  done < <(ldd "$1")
+}
+for program in "${programs[@]}"; do
+  mkdir -p "$folder/${program%/*}"
+  strip --strip-debug -o "$folder/$program" "$work/$program"
+  copy_libraries "$work/$program"
 done
+cp -L "$work/$library" "$folder/lib/"
+copy_libraries "$work/$library"
 protoc "-I$root/proto" "--python_out=$folder/stubs" "--grpc_python_out=$folder/stubs" \
   "--plugin=protoc-gen-grpc_python=$(command -v grpc_python_plugin)" kvpool.proto
 echo "failpoints=1" >"$folder/prepared"

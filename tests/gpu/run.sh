@@ -11,11 +11,11 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 tests=$root/tests
-stages=(smoke golden differential hostile large sanitizer daemon faults mps replay replay_mps bench)
+stages=(smoke golden differential hostile large sanitizer daemon faults workers mps replay replay_mps bench)
 optional=(ncu) # only where --only names them
 declare -A limits=(
-  [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=240 [faults]=150 [mps]=180
-  [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
+  [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=240 [faults]=150
+  [workers]=120 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
 )
 build=
 only=
@@ -284,6 +284,12 @@ stage_daemon() {
 stage_faults() {
   need_python
   pytest_run faults -- "$here/test_executor_gpu.py"
+}
+
+stage_workers() {
+  need_python
+  "$python" -c "import torch" || skip "no torch in $python"
+  pytest_run workers -- "$here/test_worker_gpu.py"
 }
 
 stage_mps() {

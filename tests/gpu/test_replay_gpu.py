@@ -168,6 +168,27 @@ def test_decode_in_a_graph(case, mode):
     replay.destroy()
 
 
+def test_memory_is_made_while_a_replay_waits(case):
+    """A worker that asks the daemon for something between post and launch isn't stopped by its own replay."""
+    stream = torch.cuda.Stream()
+    replay = kvpool.Replay(case.worker, LAYERS)
+    rows = list(range(ROWS))
+    step_id = replay.post(case.fill([case.blocks[0] * TOKENS + slot for slot in rows], rows))
+    began = time.monotonic()
+    case.worker.create_buffer(1 << 20).release()
+    print(f"FIGURE {'MPS' if UNDER_MPS else 'time-sliced'}: a buffer made and released while a replay waits: "
+          f"{1e3 * (time.monotonic() - began):.1f} ms")
+    replay.begin(stream)
+    for point in range(1, LAYERS + 1):
+        replay.signal(stream, point)
+    replay.end(stream, LAYERS)
+    torch.cuda.synchronize()
+    replay.check()
+    done = case.worker.wait(MS)
+    assert done.step_id == step_id and done.error is None, done.error
+    replay.destroy()
+
+
 def test_a_graph_whose_step_never_comes(case):
     """Its waits end, and say so; the worker's other steps run."""
     if not UNDER_MPS:

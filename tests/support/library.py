@@ -1,4 +1,7 @@
-"""The Python package of client/python on the build's libkvpool: `from support.library import kvpool`."""
+"""The Python package of client/python on the build's libkvpool: `from support.library import kvpool`.
+
+A library with sanitizers can't be loaded into an ordinary Python: for such a build $KVPOOL_TEST_LIBRARY names another
+build's."""
 import os
 import sys
 from pathlib import Path
@@ -6,7 +9,9 @@ from pathlib import Path
 from support.daemon import build_dir
 
 PACKAGE = Path(__file__).resolve().parents[2] / "client" / "python"
-LIBRARY = build_dir() / "client" / "libkvpool.so"
+# Where a build has it, and a folder of tests/gpu/prepare.sh.
+_PLACES = [build_dir() / "client" / "libkvpool.so", build_dir() / "lib" / "libkvpool.so.0"]
+LIBRARY = Path(os.environ.get("KVPOOL_TEST_LIBRARY") or next((p for p in _PLACES if p.exists()), _PLACES[0]))
 
 os.environ["KVPOOL_LIBRARY"] = str(LIBRARY)
 sys.path.insert(0, str(PACKAGE))

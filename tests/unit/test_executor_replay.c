@@ -92,7 +92,7 @@ static void pause_for(uint64_t ns) {
 /* ---- words ---- */
 
 static uint64_t *word_at(const struct worker *worker, uint32_t word) {
-  return &worker->words[word * 8];
+  return &worker->words[(size_t)word * 8];
 }
 static void word_set(const struct worker *worker, uint32_t word, uint64_t value) {
   __atomic_store_n(word_at(worker, word), value, __ATOMIC_RELEASE);
@@ -277,7 +277,7 @@ static void test_many(void **state) {
   take_done(&worker, 0, ops);
   assert_int_equal(word_get(&worker, done_word), ops - 1); /* 139 = 3 * 46 + 1: the last one doesn't signal */
   assert_record(&world, 1, ops - 1 - slots, bf16_of(0.5F));
-  word_set(&worker, start_word, 2 * ops);
+  word_set(&worker, start_word, UINT64_C(2) * ops);
   take_done(&worker, 1, ops);
   assert_int_equal(word_get(&worker, done_word), 2 * ops - 1);
   worker_deinit(&worker);
