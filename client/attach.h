@@ -27,11 +27,12 @@ uint64_t kvp_now_ns(void);
 
 /* ---- memory: attach_memory.c ---- */
 
-/* Memory of several chunks at one address. Zeroed, its first three fields set, it is ready for kvp_mapping_add. */
+/* Memory of several chunks at one address. Zeroed, its first four fields set, it is ready for kvp_mapping_add. */
 struct kvp_mapping {
   bool on_device;
   kvpool_map_access access;
   char uuid[kvp_name_bytes_max]; /* of the GPU whose memory it is */
+  uint64_t granularity_bytes;    /* its chunks take a multiple of it; of a host device 1 */
   void *base;                    /* NULL: nothing is mapped */
   uint64_t bytes;
   uint64_t mapped_bytes;

@@ -69,7 +69,8 @@ static kvpool_buffer *buffer_new(kvpool_attachment *attachment, bool is_owned) {
   *attached = (struct kvp_attached_buffer){
       .attachment = attachment,
       .mapping = {.access = KVPOOL_MAP_READ_WRITE,
-                  .on_device = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0},
+                  .on_device = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0,
+                  .granularity_bytes = attachment->welcome.memory_granularity_bytes},
       .is_owned = is_owned,
   };
   atomic_init(&attached->references, 1);

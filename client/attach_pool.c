@@ -227,6 +227,7 @@ kvpool_status kvpool_attachment_map_pool(kvpool_attachment *attachment, const ch
   for (uint32_t i = 0; i < kvp_regions_per_pool_max; i++) {
     map->mappings[i].access = access;
     map->mappings[i].on_device = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0;
+    map->mappings[i].granularity_bytes = attachment->welcome.memory_granularity_bytes;
     memcpy(map->mappings[i].uuid, attachment->welcome.uuid, sizeof map->mappings[i].uuid);
   }
   const struct kvp_attach_request asked = {

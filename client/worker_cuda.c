@@ -25,6 +25,12 @@ int kvp_cuda_ordinal(const char *uuid) {
 /* ---- memory -----------------------------------------------------------------------------------------------------
  */
 
+/* What so many bytes take. */
+static uint64_t device_bytes(const struct kvp_mapping *mapping, uint64_t bytes) {
+  const uint64_t granularity = mapping->granularity_bytes == 0 ? 1 : mapping->granularity_bytes;
+  return (bytes + granularity - 1) / granularity * granularity;
+}
+
 kvpool_status kvp_cuda_reserve(struct kvp_mapping *mapping, kvpool_error *error) {
   struct kvp_cuda_scope scope;
   void *held = NULL;
@@ -39,7 +45,7 @@ kvpool_status kvp_cuda_reserve(struct kvp_mapping *mapping, kvpool_error *error)
   if (code != CUDA_OK) {
     status = kvp_cuda_fail(scope.driver, code, "cuDevicePrimaryCtxRetain", what, error);
   } else {
-    code = scope.driver->address_reserve(&address, mapping->bytes, 0, 0, 0);
+    code = scope.driver->address_reserve(&address, device_bytes(mapping, mapping->bytes), 0, 0, 0);
     if (code != CUDA_OK) {
       status = kvp_cuda_fail(scope.driver, code, "cuMemAddressReserve", what, error);
       (void)scope.driver->primary_release(scope.device);
@@ -88,7 +94,7 @@ kvpool_status kvp_cuda_map_chunk(struct kvp_mapping *mapping, int fd, uint64_t b
   struct kvp_cuda_scope scope;
   kvpool_status status = kvp_cuda_enter(&scope, mapping->uuid, error);
   if (status == KVPOOL_OK) {
-    status = chunk_map(&scope, mapping, fd, bytes, error);
+    status = chunk_map(&scope, mapping, fd, device_bytes(mapping, bytes), error);
     kvp_cuda_leave(&scope);
   }
   return status;
@@ -102,9 +108,9 @@ void kvp_cuda_unmap(struct kvp_mapping *mapping) {
   }
   const uint64_t address = (uintptr_t)mapping->base;
   if (mapping->mapped_bytes > 0) {
-    (void)scope.driver->unmap(address, mapping->mapped_bytes);
+    (void)scope.driver->unmap(address, device_bytes(mapping, mapping->mapped_bytes));
   }
-  (void)scope.driver->address_free(address, mapping->bytes);
+  (void)scope.driver->address_free(address, device_bytes(mapping, mapping->bytes));
   (void)scope.driver->primary_release(mapping->device);
   kvp_cuda_leave(&scope);
 }

@@ -96,6 +96,7 @@ static void welcome_send(struct fake_attach *fake, uint32_t kind, uint32_t reque
   };
   if (fake->on_device) {
     welcome.flags |= KVP_ATTACH_DEVICE_FDS;
+    welcome.memory_granularity_bytes = 64 << 10;
     (void)snprintf(welcome.device, sizeof welcome.device, "cuda:0");
     (void)snprintf(welcome.uuid, sizeof welcome.uuid, "GPU-11111111-1111-1111-1111-111111111111");
   }

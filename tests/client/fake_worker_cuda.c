@@ -152,6 +152,12 @@ static void *pointer_of(uint64_t address) {
   return pointer;
 }
 
+/* As a driver: memory and addresses come in multiples of it. */
+static bool is_granular(uint64_t bytes) {
+  enum { granularity = 64 << 10 };
+  return bytes != 0 && bytes % granularity == 0;
+}
+
 static uint64_t handle_new(int fd) {
   for (uint64_t i = 0; i < handles_max; i++) {
     if (handle_fds[i] == 0) {
@@ -167,7 +173,7 @@ int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint6
   RETURN_FAILING("cuMemAddressReserve");
   RETURN_WITHOUT_CONTEXT();
   void *map = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (map == MAP_FAILED || alignment != 0 || hint != 0 || flags != 0) {
+  if (map == MAP_FAILED || !is_granular(bytes) || alignment != 0 || hint != 0 || flags != 0) {
     return invalid_value;
   }
   state.reserved_bytes += (int64_t)bytes;
@@ -203,7 +209,7 @@ int cuMemRelease(uint64_t handle) {
 int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags) {
   RETURN_FAILING("cuMemMap");
   RETURN_WITHOUT_CONTEXT();
-  if (offset != 0 || flags != 0 ||
+  if (!is_granular(bytes) || offset != 0 || flags != 0 ||
       mmap(pointer_of(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, handle_fds[handle - 1], 0) == MAP_FAILED) {
     return invalid_value;
   }
