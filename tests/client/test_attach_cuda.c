@@ -132,7 +132,7 @@ static void test_map_fails(void **state) {
       {"cuDevicePrimaryCtxRetain", 2, KVPOOL_OUT_OF_MEMORY,
        "cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2), for GPU-1111"},
       {"cuMemAddressReserve", 2, KVPOOL_OUT_OF_MEMORY, "for 168960 bytes"},
-      {"cuMemImportFromShareableHandle", 999, KVPOOL_INTERNAL, "a chunk of 168960 bytes at offset 0"},
+      {"cuMemImportFromShareableHandle", 999, KVPOOL_INTERNAL, "a chunk of 196608 bytes at offset 0"},
       {"cuMemMap", 1, KVPOOL_INTERNAL, "cuMemMap: CUDA_ERROR_OF_A_TEST (1)"},
       {"cuMemSetAccess", 801, KVPOOL_UNIMPLEMENTED, "cuMemSetAccess"},
   };
