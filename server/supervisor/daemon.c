@@ -136,12 +136,13 @@ static void on_start_look(uv_timer_t *timer) {
   struct kvp_daemon *daemon = timer->data;
   for (uint32_t i = 0; i < daemon->device_count && daemon->state == KVP_DAEMON_STARTING; i++) {
     const struct kvp_device *device = &daemon->devices[i];
-    if (!device->served && kvp_executor_link_restarts(device->link) >= start_deaths_max) {
+    if (kvp_executor_link_restarts(device->link) >= start_deaths_max) {
       struct kvp_error error;
       const char *refusal = kvp_executor_link_refusal(device->link);
-      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) %s before one served%s%s",
+      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) %s before %s served%s%s",
                           start_deaths_max, device->name, daemon->config->executor_path,
-                          refusal[0] != '\0' ? "gave up" : "died", refusal[0] != '\0' ? ": " : "", refusal);
+                          refusal[0] != '\0' ? "gave up" : "died", device->served ? "the daemon" : "one",
+                          refusal[0] != '\0' ? ": " : "", refusal);
       kvp_daemon_fail_start(daemon, &error);
     }
   }

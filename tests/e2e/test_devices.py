@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from support.client import Step
-from support.daemon import fake_executor_path
+from support.daemon import build_dir, fake_executor_path
 from support.errors import RpcFailure
 from support.process import wait_until
 from support.stubs import pb
@@ -350,3 +350,18 @@ def test_a_device_that_is_refused_later(start_gpu, tmp_path, monkeypatch):
     assert (client.device("cuda:0").restarts, client.device("cuda:0").waiting_for) == (1, "")
     assert client.pool(pool.pool_id).leased_blocks == 4
     assert len(re.findall(r"error +device_refused device=cuda:0 ", daemon.log)) == 1
+
+
+def test_a_pool_that_costs_every_executor_its_life(start_daemon, monkeypatch):
+    """Each one is ready, and dies of the pool that the configuration wants: the start ends, too."""
+    executor = build_dir() / "tests" / "unit" / "kvpool-exec-fake-cuda"
+    if not executor.exists():
+        pytest.skip("this build has no CUDA")
+    monkeypatch.setenv("FAKE_CUDA_ERROR", "cudaMemsetAsync:700")
+    pool = '{ name = "p"; block_size = 64; num_blocks = 100; ' \
+           'regions = ( { name = "kv"; format = "v41"; num_layers = 2; } ); }'
+    daemon = start_daemon("--device-reserve", "0", "--pool", pool, wait=False, devices=("cuda:0",),
+                          executor=executor)
+    assert daemon.process.wait(60) == 1
+    assert daemon.log.count("executor_died") == 5
+    assert "died before the daemon served" in only_failure(daemon)

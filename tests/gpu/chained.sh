@@ -24,7 +24,7 @@ shift
     waits = name == ""
   }
   /ACQBULK/ { waits = 1 }
-  !waits && /^[ \t]*\/\*[0-9a-f]+\*\/.* (LD|LDG|ST|STG|ATOM|ATOMG|RED|UBLKCP)[. ]/ {
+  !waits && /^[ \t]*\/\*[0-9a-f]+\*\/.* (LD|LDG|ST|STG|ATOM|ATOMG|RED|REDG|UBLKCP)[. ]/ {
     printf "%s does this before it waits: %s\n", name, $0
     failed = 1
   }
