@@ -99,17 +99,23 @@ static void refusals_of_assemble_parts(struct refusal_world *it) {
 }
 
 static void refusals_of_assemble_segments(struct refusal_world *it) {
-  assemble()->arrays[0] = INTS(1, 0, 33, 0);
+  struct kvp_wire_op *op = assemble();
+  op->arrays[0] = INTS(1, 0, 33, 0);
   refuse(it, KVP_OUT_OF_RANGE, "swa.segments", 2, 33, "swa.segments[0].src_end = 33 > tokens_per_block 32");
-  assemble()->arrays[0] = INTS(1, 0, 8, 5);
+  op = assemble();
+  op->arrays[0] = INTS(1, 0, 8, 5);
   refuse(it, KVP_OUT_OF_RANGE, "swa.segments", 3, 5, "swa.segments[0].dst_offset = 5: rows up to 13 > total_k 12");
-  assemble()->arrays[0] = INTS(6, 0, 8, 0);
+  op = assemble();
+  op->arrays[0] = INTS(6, 0, 8, 0);
   refuse(it, KVP_NOT_OWNER, "swa.segments", 0, 6, "swa.segments[0].src_block = 6: block 6");
-  assemble()->arrays[3] = INTS(2, 0, 4, 0, 2, 0, 4, 3);
+  op = assemble();
+  op->arrays[3] = INTS(2, 0, 4, 0, 2, 0, 4, 3);
   refuse(it, KVP_INVALID_ARGUMENT, "compressed.segments", 7, 3, "its rows overlap those of compressed.segments[0]");
-  assemble()->arrays[3] = INTS(2, 0, 9, 0);
+  op = assemble();
+  op->arrays[3] = INTS(2, 0, 9, 0);
   refuse(it, KVP_OUT_OF_RANGE, "compressed.segments", 3, 0, "rows up to 9 > total_k 8");
-  assemble()->arrays[3] = INTS(3, 0, 8, 0);
+  op = assemble();
+  op->arrays[3] = INTS(3, 0, 8, 0);
   refuse(it, KVP_STALE_BLOCK, "compressed.segments", 0, 3, "epoch 16");
 }
 
@@ -120,18 +126,24 @@ static void refusals_of_assemble_chunk(struct refusal_world *it) {
   op = assemble();
   op->arrays[1] = op->arrays[2] = KVP_WIRE_NO_ARRAY;
   refuse(it, KVP_INVALID_ARGUMENT, "chunk", -1, 4, "chunk: 4 rows, chunk.source has 6");
-  assemble()->arrays[2] = INTS(3, -1, 4);
+  op = assemble();
+  op->arrays[2] = INTS(3, -1, 4);
   refuse(it, KVP_INVALID_ARGUMENT, "chunk.store_slots", -1, 3, "3 slots for 4 rows");
-  assemble()->arrays[1] = INTS(5, 6, 0, 2);
+  op = assemble();
+  op->arrays[1] = INTS(5, 6, 0, 2);
   refuse(it, KVP_OUT_OF_RANGE, "chunk.gather", 1, 6, "chunk.gather[1] = 6 is not in [-1, 6)");
-  assemble()->arrays[1] = INTS(5, -1, -2, 2);
+  op = assemble();
+  op->arrays[1] = INTS(5, -1, -2, 2);
   refuse(it, KVP_OUT_OF_RANGE, "chunk.gather", 2, -2, "chunk.gather[2] = -2");
-  assemble()->arrays[1] = INTS(-1, -1, 0, 2);
+  op = assemble();
+  op->arrays[1] = INTS(-1, -1, 0, 2);
   refuse(it, KVP_INVALID_ARGUMENT, "chunk.store_slots", 0, 3, "chunk.store_slots[0] = 3, but chunk.gather[0] = -1");
-  assemble()->arrays[2] = INTS(3, -1, 3, -1);
+  op = assemble();
+  op->arrays[2] = INTS(3, -1, 3, -1);
   refuse(it, KVP_INVALID_ARGUMENT, "chunk.store_slots", 2, 3,
          "chunk.store_slots[2] = 3 is chunk.store_slots[0] again");
-  assemble()->arrays[2] = INTS(4 * 32, -1, 3, -1);
+  op = assemble();
+  op->arrays[2] = INTS(4 * 32, -1, 3, -1);
   refuse(it, KVP_SEALED_BLOCK, "chunk.store_slots", 0, 128, "block 4 is sealed");
   op = assemble();
   op->flags = KVP_OP_CHUNK_RESERVED;
