@@ -169,7 +169,8 @@ static void refusals_of_assemble_chunk(struct refusal_world *it) {
   refuse(it, KVP_WRONG_FORMAT, "chunk.source", -1, 512, "chunk.source.row_bytes = 512");
   assemble()->source = step_view(buffer, out_offset + 29 * row, 6, row, row);
   refuse(it, KVP_INVALID_ARGUMENT, "out", -1, out_offset, "out overlaps chunk.source");
-  assemble()->arrays[1] = step_encoder_buffer_array(&encoder, buffer, out_offset + 64, 16);
+  op = assemble();
+  op->arrays[1] = step_encoder_buffer_array(&encoder, buffer, out_offset + 64, 16);
   refuse(it, KVP_INVALID_ARGUMENT, "out", -1, out_offset, "out overlaps chunk.gather");
 }
 
@@ -207,11 +208,13 @@ static void refusals_of_fused_numbers(struct refusal_world *it) {
 }
 
 static void refusals_of_fused_rows(struct refusal_world *it) {
-  fused()->arrays[1] = INTS(9, 0, 10);
+  struct kvp_wire_op *op = fused();
+  op->arrays[1] = INTS(9, 0, 10);
   refuse(it, KVP_OUT_OF_RANGE, "positions", 2, 10, "positions[2] = 10 is not in [0, 10), the rows of cos_sin");
-  fused()->arrays[1] = INTS(9, -1, 3); /* its row is cast back */
+  op = fused();
+  op->arrays[1] = INTS(9, -1, 3); /* its row is cast back */
   refuse(it, KVP_OUT_OF_RANGE, "positions", 1, -1, "positions[1] = -1");
-  struct kvp_wire_op *op = fused(); /* not cast back: the row without a slot is not looked at, the others are */
+  op = fused(); /* not cast back: the row without a slot is not looked at, the others are */
   op->second = (struct kvp_wire_view){0};
   op->arrays[1] = INTS(9, -1, -7);
   refuse(it, KVP_OUT_OF_RANGE, "positions", 2, -7, "positions[2] = -7");
@@ -220,13 +223,16 @@ static void refusals_of_fused_rows(struct refusal_world *it) {
   op->second = (struct kvp_wire_view){0};
   op->arrays[1] = INTS(9, -1, 3);
   refuse(it, KVP_OUT_OF_RANGE, "positions", 1, -1, "positions[1] = -1");
-  fused()->arrays[1] = INTS(9, 0);
+  op = fused();
+  op->arrays[1] = INTS(9, 0);
   refuse(it, KVP_INVALID_ARGUMENT, "positions", -1, 2, "2 positions for 3 slots");
   fused()->arrays[1] = KVP_WIRE_NO_ARRAY;
   refuse(it, KVP_INVALID_ARGUMENT, "positions", -1, 0, "positions are missing");
-  fused()->arrays[0] = INTS(5, -1, 5);
+  op = fused();
+  op->arrays[0] = INTS(5, -1, 5);
   refuse(it, KVP_INVALID_ARGUMENT, "slots", 2, 5, "slots[2] = 5 is slots[0] again");
-  fused()->arrays[0] = INTS(5, -1, 4 * 64);
+  op = fused();
+  op->arrays[0] = INTS(5, -1, 4 * 64);
   refuse(it, KVP_SEALED_BLOCK, "slots", 2, 256, "block 4 is sealed");
   fused()->source.rows = 2;
   refuse(it, KVP_OUT_OF_RANGE, "slots", 2, 3, "3 slots, but source has 2 rows");
@@ -256,9 +262,11 @@ static void refusals_of_convert(struct refusal_world *it) {
   refuse(it, KVP_INVALID_ARGUMENT, "table_columns", -1, 0, "table_columns = 0, at least 1");
   convert()->argument = 3;
   refuse(it, KVP_INVALID_ARGUMENT, "queries", -1, 3, "4 lists are no multiple of 3 queries");
-  convert()->arrays[0] = INTS(0, 1, 2, 2, 1);
+  struct kvp_wire_op *op = convert();
+  op->arrays[0] = INTS(0, 1, 2, 2, 1);
   refuse(it, KVP_INVALID_ARGUMENT, "block_tables", -1, 5, "block_tables: 5 elements, 2 rows of 3 are needed");
-  convert()->arrays[1] = INTS(3, 3, 3);
+  op = convert();
+  op->arrays[1] = INTS(3, 3, 3);
   refuse(it, KVP_INVALID_ARGUMENT, "valid", -1, 3, "valid: 3 elements, 4 rows of 1 are needed");
   convert()->arrays[1] = KVP_WIRE_NO_ARRAY;
   refuse(it, KVP_INVALID_ARGUMENT, "valid", -1, 0, "valid are missing");
@@ -274,9 +282,10 @@ static void refusals_of_convert(struct refusal_world *it) {
   refuse(it, KVP_INVALID_ARGUMENT, "out", -1, 16, "out overlaps topk");
   convert()->second = step_view(buffer, 0, 4, 12, 16); /* the same place, other rows */
   refuse(it, KVP_INVALID_ARGUMENT, "out", -1, 0, "out overlaps topk");
-  convert()->arrays[0] = step_encoder_buffer_array(&encoder, buffer, 40, 24);
+  op = convert();
+  op->arrays[0] = step_encoder_buffer_array(&encoder, buffer, 40, 24);
   refuse(it, KVP_INVALID_ARGUMENT, "topk", -1, 0, "topk overlaps block_tables");
-  struct kvp_wire_op *op = convert(); /* from an array: not in place, and of the output's width */
+  op = convert(); /* from an array: not in place, and of the output's width */
   op->source = (struct kvp_wire_view){0};
   op->arrays[2] = INTS(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11);
   refuse(it, KVP_INVALID_ARGUMENT, "out", -1, 0, "out is missing");
@@ -285,7 +294,8 @@ static void refusals_of_convert(struct refusal_world *it) {
   op->second = step_view(buffer, 0, 4, 12, 12);
   op->arrays[2] = INTS(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10);
   refuse(it, KVP_INVALID_ARGUMENT, "topk", -1, 11, "topk: 11 elements, 4 rows of 3 are needed");
-  convert()->arrays[2] = INTS(0);
+  op = convert();
+  op->arrays[2] = INTS(0);
   refuse(it, KVP_INVALID_ARGUMENT, "topk", -1, buffer, "topk: there is none here");
   convert()->arrays[3] = 0;
   refuse(it, KVP_MALFORMED, "arrays", 3, 0, "it has no array 3");
@@ -315,7 +325,7 @@ static void refusals_of_windows(struct refusal_world *it) {
     }
   }
   begin();
-  struct kvp_wire_op *op = step_encoder_op(&encoder, KVP_OP_SWA_INDEX_DECODE);
+  op = step_encoder_op(&encoder, KVP_OP_SWA_INDEX_DECODE);
   op->pool_id = pool_id;
   op->argument = 4;
   op->second = step_view(buffer, 0, 1, 16, 16);
