@@ -325,7 +325,7 @@ static void refusals_of_windows(struct refusal_world *it) {
     }
   }
   begin();
-  op = step_encoder_op(&encoder, KVP_OP_SWA_INDEX_DECODE);
+  struct kvp_wire_op *op = step_encoder_op(&encoder, KVP_OP_SWA_INDEX_DECODE);
   op->pool_id = pool_id;
   op->argument = 4;
   op->second = step_view(buffer, 0, 1, 16, 16);
