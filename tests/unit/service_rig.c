@@ -103,7 +103,7 @@ struct end *rig_attach_with(uint32_t i, const struct kvp_ring_sizes *sizes, uint
   struct kvp_error error;
   int pair[2];
   rings_make(end, sizes);
-  assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+  assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
   end->completion_event = pair[1];
   end->timelines_fd = kvp_memory_fd_create("timelines", kvp_timeline_bytes, &error);
   end->words = (struct kvp_timeline_word *)(void *)exec_harness_map(end->timelines_fd, kvp_timeline_bytes);

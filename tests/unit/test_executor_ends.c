@@ -95,6 +95,62 @@ static void test_detach_while_launched(void **state) {
   (void)rig_attach(0);
 }
 
+/* Completions that found no room go with the ring, those of steps that still run among them. */
+static void test_detach_of_a_blocked_ring(void **state) {
+  (void)state;
+  const struct kvp_ring_sizes small = {
+      .commands = 64, .completions = 4, .command_arena_bytes = 1 << 16, .completion_arena_bytes = 1 << 14};
+  for (uint32_t kept = 0; kept < 3; kept++) { /* an acceptance, a refusal, a report */
+    struct end *end = rig_attach_with(kept, &small, 0);
+    struct step_encoder encoder;
+    for (uint64_t tag = 1; tag <= 5; tag++) {
+      rig_step_begin(&encoder);
+      (void)rig_op_add_to(&encoder, kept == 1 && tag == 5 ? other_buffer_id : buffer_id);
+      encoder.header.flags = kept == 2 ? KVP_STEP_NOT_ACCEPTED_TOLD : 0;
+      rig_post_step(end, tag, &encoder);
+    }
+    rig_serve();
+    for (int i = 0; kept == 2 && i < 2; i++) { /* not all of them are launched at once */
+      fake_device_end_all(&rig.device);
+      rig_serve();
+    }
+    assert_true(kvp_service_is_blocked(&rig.service));
+    struct kvp_object_change change = {.kind = KVP_REMOVE_RING, .id = kept + 1};
+    assert_int_equal(kvp_service_change(&rig.service, &change), KVP_OK);
+    assert_int_equal(change.is_pending, kept != 2);
+    if (change.is_pending) {
+      fake_device_end_all(&rig.device);
+      rig_serve();
+      assert_ptr_equal(news_take(KVP_NEWS_CHANGE_DONE), &change);
+    }
+    ring_detached(end, &change);
+    assert_int_equal(rig.buffers[0].uses, 0);
+  }
+}
+
+/* A ring that goes takes its own steps out of a queue, and nobody else's. */
+static void test_detach_from_a_shared_queue(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  struct step_encoder encoder;
+  rig_post(end, 1, client_a, 1, 0, 0);
+  rig_serve();
+  step_encoder_init(&encoder, first_queue, session, 1);
+  (void)rig_op_add(&encoder);
+  rig_post_step(&rig.supervisor, 1, &encoder);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_ACCEPTED, 1);
+  assert_int_equal(rig.device.launched, 0);
+  struct kvp_object_change change = {.kind = KVP_REMOVE_RING, .id = 1};
+  assert_int_equal(kvp_service_change(&rig.service, &change), KVP_OK);
+  ring_detached(end, &change);
+  rig_serve();
+  assert_int_equal(rig.device.launched, 1);
+  fake_device_end_all(&rig.device);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_DONE, 1);
+}
+
 /* Nonsense ends one ring; its steps end as those of one that is detached, and the others don't notice. */
 static void test_corrupt_ring(void **state) {
   (void)state;
@@ -215,8 +271,13 @@ static void test_deferred_removals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      RIG_TEST(test_detach),        RIG_TEST(test_detach_while_launched), RIG_TEST(test_corrupt_ring),
-      RIG_TEST(test_ring_refusals), RIG_TEST(test_deferred_removals),
+      RIG_TEST(test_detach),
+      RIG_TEST(test_detach_while_launched),
+      RIG_TEST(test_detach_of_a_blocked_ring),
+      RIG_TEST(test_detach_from_a_shared_queue),
+      RIG_TEST(test_corrupt_ring),
+      RIG_TEST(test_ring_refusals),
+      RIG_TEST(test_deferred_removals),
   };
   (void)alarm(watchdog_seconds);
   return cmocka_run_group_tests(tests, NULL, NULL);

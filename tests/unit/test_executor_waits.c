@@ -200,6 +200,42 @@ static void test_poison(void **state) {
   assert_int_equal(rig.buffers[0].uses, 0);
 }
 
+/* From the failure on, not only when it shows: a later step that is launched before doesn't take the word back. */
+static void test_poison_is_not_overtaken(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  struct step_encoder encoder;
+  rig_step_begin(&encoder);
+  (void)rig_op_add(&encoder);
+  struct kvp_wire_op *op = rig_op_add(&encoder);
+  rig_op_waits(op, client_a, 1);
+  rig_op_signals(op, done_a, 1);
+  rig_post_step(end, 1, &encoder);
+  rig_post(end, 2, 0, 0, done_a, 2);
+  rig_serve();
+  rig_word_set(end, client_a, KVP_TIMELINE_POISON);
+  rig_serve();
+  assert_int_equal(rig.device.launched, 2);
+  assert_int_equal(rig_word(end, done_a), 0);
+  fake_device_end_all(&rig.device); /* both, before anybody looks */
+  assert_int_equal(rig_word(end, done_a), 0);
+  rig_serve();
+  assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 2);
+  (void)rig_expect(end, KVP_COMPLETION_FAILED, 1);
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 2);
+}
+
+/* No ring's waits are longer than the limit. */
+static void test_longest_deadlines(void **state) {
+  (void)state;
+  const uint64_t limit = (uint64_t)kvp_wait_deadline_ms_max * 1000000;
+  assert_int_equal(rig_attach_with(0, &rig_worker_sizes, 0)->served->deadline_ns_max, limit);
+  assert_int_equal(rig_attach_with(1, &rig_worker_sizes, UINT64_MAX)->served->deadline_ns_max, limit);
+  assert_int_equal(rig_attach_with(2, &rig_worker_sizes, limit - 1)->served->deadline_ns_max, limit - 1);
+}
+
 static void test_deadlines(void **state) {
   (void)state;
   struct end *end = rig_attach(0), *short_of_time = rig_attach_with(1, &rig_worker_sizes, 1);
@@ -290,6 +326,8 @@ int main(void) {
       RIG_TEST(test_acceptance_not_told),
       RIG_TEST(test_point_refusals),
       RIG_TEST(test_poison),
+      RIG_TEST(test_poison_is_not_overtaken),
+      RIG_TEST(test_longest_deadlines),
       RIG_TEST(test_deadlines),
       RIG_TEST(test_fences),
   };
