@@ -1,7 +1,6 @@
 /* Replays on GPUs: points are kernels of one thread, or memory-operation nodes, on the caller's stream and in its context.
  * The driver's library is loaded at run time; nothing here is CUDA's runtime's.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,10 +36,7 @@ static kvpool_error load_problem; /* status KVPOOL_OK: all is there */
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
 static void load(void) {
-  const struct {
-    const char *symbol;
-    void *place; /* of a function pointer */
-  } functions[] = {
+  const struct kvp_cuda_symbol symbols[] = {
       {"cuCtxGetCurrent", &graphs.context_get},
       {"cuModuleLoadData", &graphs.module_load},
       {"cuModuleUnload", &graphs.module_unload},
@@ -52,17 +48,8 @@ static void load(void) {
       {"cuMemHostAlloc", &graphs.host_alloc},
       {"cuMemFreeHost", &graphs.host_free},
   };
-  if (kvp_cuda_load(&driver, &load_problem) != KVPOOL_OK) {
-    return;
-  }
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-    void *function = library == NULL ? NULL : dlsym(library, functions[i].symbol);
-    if (function == NULL) {
-      (void)kvp_fail(&load_problem, KVPOOL_UNIMPLEMENTED, "NVIDIA's driver has no %s", functions[i].symbol);
-      return;
-    }
-    memcpy(functions[i].place, &function, sizeof function);
+  if (kvp_cuda_load(&driver, &load_problem) == KVPOOL_OK) {
+    (void)kvp_cuda_symbols_load(symbols, sizeof symbols / sizeof symbols[0], &load_problem);
   }
 }
 

@@ -10,11 +10,23 @@ static struct kvp_cuda_driver loaded;
 static kvpool_error load_problem; /* status KVPOOL_OK: loaded */
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
+kvpool_status kvp_cuda_symbols_load(const struct kvp_cuda_symbol *symbols, size_t count, kvpool_error *error) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) {
+    return kvp_fail(error, KVPOOL_UNIMPLEMENTED, "memory of a GPU needs NVIDIA's driver: %s", dlerror());
+  }
+  for (size_t i = 0; i < count; i++) {
+    void *function = dlsym(library, symbols[i].name);
+    if (function == NULL) {
+      return kvp_fail(error, KVPOOL_UNIMPLEMENTED, "NVIDIA's driver is too old: it has no %s", symbols[i].name);
+    }
+    memcpy(symbols[i].place, &function, sizeof function);
+  }
+  return KVPOOL_OK;
+}
+
 static void load(void) {
-  const struct {
-    const char *symbol;
-    void *place; /* of a function pointer */
-  } functions[] = {
+  const struct kvp_cuda_symbol symbols[] = {
       {"cuInit", &loaded.init},
       {"cuGetErrorName", &loaded.error_name},
       {"cuDeviceGetCount", &loaded.device_count},
@@ -42,19 +54,8 @@ static void load(void) {
       {"cuStreamWriteValue64_v2", &loaded.stream_write},
       {"cuStreamWaitValue64_v2", &loaded.stream_wait},
   };
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == NULL) {
-    (void)kvp_fail(&load_problem, KVPOOL_UNIMPLEMENTED, "memory of a GPU needs NVIDIA's driver: %s", dlerror());
+  if (kvp_cuda_symbols_load(symbols, sizeof symbols / sizeof symbols[0], &load_problem) != KVPOOL_OK) {
     return;
-  }
-  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-    void *function = dlsym(library, functions[i].symbol);
-    if (function == NULL) {
-      (void)kvp_fail(&load_problem, KVPOOL_UNIMPLEMENTED, "NVIDIA's driver is too old: it has no %s",
-                     functions[i].symbol);
-      return;
-    }
-    memcpy(functions[i].place, &function, sizeof function);
   }
   const int code = loaded.init(0);
   if (code != CUDA_OK) {

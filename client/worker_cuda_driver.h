@@ -64,6 +64,13 @@ struct kvp_cuda_driver {
   int (*stream_wait)(void *stream, uint64_t address, uint64_t value, unsigned flags);
 };
 
+/* A function of the driver, and the pointer to it that is to be set. */
+struct kvp_cuda_symbol {
+  const char *name;
+  void *place;
+};
+/* KVPOOL_UNIMPLEMENTED: there is no driver here, or one that has not all of them. */
+kvpool_status kvp_cuda_symbols_load(const struct kvp_cuda_symbol *symbols, size_t count, kvpool_error *error);
 /* KVPOOL_UNIMPLEMENTED: there is no driver here, or one that is too old. */
 kvpool_status kvp_cuda_load(const struct kvp_cuda_driver **out, kvpool_error *error);
 /* "cuMemMap: CUDA_ERROR_OUT_OF_MEMORY (2), ...". what: of the call, for a person. */

@@ -208,6 +208,7 @@ check_cuda() {
   check clang-tidy-cuda 600 run-clang-tidy -quiet -j "$jobs" -p "$builds/cuda" \
     "^$root/(server/executor/device_cuda[a-z_]*|tests/gpu/[a-z_]*)\.c\$" || true
   suite pytest-cuda-on-host 300 "$logs/pytest-cuda-on-host.xml" env "KVPOOL_BUILD_DIR=$builds/cuda" \
+    "KVPOOL_TEST_LIBRARY=$builds/gcc/client/libkvpool.so" \
     PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" \
     --junitxml "$logs/pytest-cuda-on-host.xml" "$root/tests/e2e/test_golden.py"
 }

@@ -2,7 +2,7 @@
  * and finish.
  *
  *   kvpoolctl pool create engine --block-size 64 --blocks 16 --region name=kv,format=v41,layers=1,ratio=4
- *   kvpoolctl pool create window --kind ring --block-size 128 --blocks 4 --region name=swa,format=v41,layers=2
+ *   kvpoolctl pool create engine-window --kind ring --block-size 128 --blocks 4 --region name=swa,format=v41,layers=2
  *   ./engine [socket [pool [ring pool [sequences]]]]
  *
  * Both layers have a sliding window, which lives in rings, and share one compressed cache, which lives in pages: layer 0
@@ -473,7 +473,7 @@ int main(int argc, char **argv) {
   kvpool_error error;
   check(kvpool_client_connect(argc > 1 ? argv[1] : NULL, NULL, &client, &error), &error, "connect");
   check(kvpool_pool_open(client, argc > 2 ? argv[2] : "engine", &engine.paged, &error), &error, "pool");
-  check(kvpool_pool_open(client, argc > 3 ? argv[3] : "window", &engine.ring, &error), &error, "ring pool");
+  check(kvpool_pool_open(client, argc > 3 ? argv[3] : "engine-window", &engine.ring, &error), &error, "ring pool");
   geometry_take(&engine);
   check(kvpool_session_open(client, NULL, &engine.session, &error), &error, "session");
   check(kvpool_buffer_create(engine.session, NULL, input_bytes, &engine.input, &error), &error, "buffer");

@@ -236,6 +236,9 @@ static void *worker_main(void *argument) {
       waiting_watch(workers);
       continue;
     }
+    if (workers->stopping) {
+      break; /* since waiting_look() let go of the lock: nobody would wake us again */
+    }
     workers->asleep++;
     (void)pthread_cond_wait(&workers->runnable_changed, &workers->lock);
     workers->asleep--;

@@ -125,10 +125,10 @@ static const struct kvp_step_op *leg_wait_op(const struct kvp_step_leg *leg) {
 
 /* *value: what the word has. */
 static enum leg_state leg_look(const struct kvp_step_leg *leg, uint64_t *value) {
-  const struct kvp_step_op *op = leg_wait_op(leg);
   if (leg->step->error.status != KVP_OK) {
     return LEG_IN_VAIN; /* a leg before it could not be launched whole */
   }
+  const struct kvp_step_op *op = leg_wait_op(leg);
   if (op == NULL) {
     return LEG_READY;
   }

@@ -78,17 +78,17 @@ struct kvp_step {
 
   /* Set by intake. */
   bool tells_acceptance;
+  bool assembles; /* an op of it has `assembled` */
   uint32_t queue;
   uint32_t owner;
   uint32_t op_count;
   uint32_t device_op_count;
-  bool assembles;               /* an op of it has `assembled` */
+  uint32_t leg_count;
   struct kvp_device_op *replay; /* its first device op, if it is one */
   struct kvp_step_op *ops;
   uint8_t *results;
   uint64_t result_bytes;
-  struct kvp_step_leg *legs; /* in order; at least one */
-  uint32_t leg_count;
+  struct kvp_step_leg *legs; /* [leg_count], in order; at least one */
   struct kvp_step_leg whole; /* the only leg of a step that never waits in the middle */
 
   /* Set by whom it is running with. */

@@ -8,7 +8,7 @@ import pytest
 
 from support.daemon import build_dir
 from support.device import ON_GPU
-from support.library import environment
+from support.libkvpool import environment
 from support.tool import Tool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "examples"

@@ -15,7 +15,7 @@ import pytest
 from support import catalogue, golden, reference
 from support.daemon import fake_executor_path
 from support.device import DEVICE
-from support.library import kvpool
+from support.libkvpool import kvpool
 from support.process import wait_until
 from support.proxy import Proxy
 from support.stubs import pb

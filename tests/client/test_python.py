@@ -12,11 +12,11 @@ import pytest
 from support import golden, plans, reference
 from support.catalogue import INDEX_MXFP8
 from support.device import DEVICE
-from support.library import LIBRARY, PACKAGE, environment, kvpool
+from support.libkvpool import LIBRARY, PACKAGE, environment, kvpool
 from support.traffic import random_rows, slots_of, whole_block_segments
 
 INCLUDE = PACKAGE.parent / "include"
-HEADERS = [INCLUDE / "kvpool" / "kvpool.h", INCLUDE / "kvpool" / "worker.h"]
+HEADERS = [INCLUDE / "kvpool" / name for name in ("kvpool.h", "plan.h", "worker.h")]
 
 # For tools, for people, and for what Python does otherwise.
 NOT_BOUND = {"status_name", "client_interrupt", "server_info_protocol_version", "server_info_started_unix_ns",

@@ -31,17 +31,20 @@ def start_gpu(start_daemon):
     return start
 
 
+def replace_line(path, text):
+    """At no moment half of it is there."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text + "\n")
+    beside.rename(path)
+
+
 @pytest.fixture
 def free(tmp_path, monkeypatch):
     """How many GiB of the GPU are free from now on."""
     path = tmp_path / "free"
     monkeypatch.setenv("FAKE_EXECUTOR_FREE", str(path))
 
-    def write(text):
-        beside = tmp_path / "free.new"
-        beside.write_text(text + "\n")
-        beside.rename(path)
-    return write
+    return lambda text: replace_line(path, text)
 
 
 def only_failure(daemon):
@@ -213,9 +216,7 @@ def busy(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_EXECUTOR_BUSY", str(path))
 
     def write(text):
-        beside = tmp_path / "busy.new"
-        beside.write_text(text + "\n")
-        beside.rename(path)
+        replace_line(path, text)
     write.path = path
     return write
 

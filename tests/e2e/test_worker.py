@@ -13,7 +13,7 @@ import pytest
 from support import reference
 from support.catalogue import FORMATS, INDEX_MXFP8, V41, Geometry
 from support.device import DEVICE, ON_GPU
-from support.library import environment, kvpool
+from support.libkvpool import environment, kvpool
 from support.process import wait_until
 from support.traffic import random_rows, slots_of, whole_block_segments
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.device import DEVICE, ON_GPU  # noqa: E402
-from support.library import kvpool  # noqa: E402
+from support.libkvpool import kvpool  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not ON_GPU or not torch.cuda.is_available(), reason="$KVPOOL_TEST_DEVICE names no GPU")
 

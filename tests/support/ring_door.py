@@ -1,7 +1,7 @@
 """Steps of support.client through the other door: libkvpool's steps, posted by an attachment to the same session."""
 from support.device import DEVICE
 from support.errors import Refusal, StepFailure
-from support.library import kvpool
+from support.libkvpool import kvpool
 
 
 class RingDoor:

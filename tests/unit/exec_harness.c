@@ -149,23 +149,24 @@ uint8_t *exec_harness_map(int fd, uint64_t bytes) {
   return map;
 }
 
-bool exec_harness_post(struct exec_harness *link, uint32_t kind, uint64_t tag, const void *payload, uint32_t bytes) {
-  void *place = kvp_lane_reserve(&link->ring.commands, bytes);
+bool exec_lane_post(struct kvp_ring *ring, int command_event, uint32_t kind, uint64_t tag, const void *payload,
+                    uint32_t bytes) {
+  void *place = kvp_lane_reserve(&ring->commands, bytes);
   if (place == NULL) {
     return false;
   }
   if (bytes > 0) {
     memcpy(place, payload, bytes);
   }
-  if (kvp_lane_publish(&link->ring.commands, kind, tag, bytes)) {
-    HARNESS_CHECK(eventfd_write(link->command_event, 1) == 0);
+  if (kvp_lane_publish(&ring->commands, kind, tag, bytes)) {
+    HARNESS_CHECK(eventfd_write(command_event, 1) == 0);
   }
   return true;
 }
 
-bool exec_harness_try_take(struct exec_harness *link, struct exec_completion *out) {
+bool exec_lane_try_take(struct kvp_ring *ring, struct exec_completion *out) {
   struct kvp_ring_record record;
-  enum kvp_lane_state state = kvp_lane_peek(&link->ring.completions, &record);
+  enum kvp_lane_state state = kvp_lane_peek(&ring->completions, &record);
   HARNESS_CHECK(state != KVP_LANE_CORRUPT);
   if (state == KVP_LANE_EMPTY) {
     return false;
@@ -174,10 +175,18 @@ bool exec_harness_try_take(struct exec_harness *link, struct exec_completion *ou
   if (record.payload_bytes > 0) {
     out->payload = malloc(record.payload_bytes);
     HARNESS_CHECK(out->payload != NULL);
-    kvp_lane_copy_payload(&link->ring.completions, &record, out->payload);
+    kvp_lane_copy_payload(&ring->completions, &record, out->payload);
   }
-  kvp_lane_advance(&link->ring.completions, &record);
+  kvp_lane_advance(&ring->completions, &record);
   return true;
+}
+
+bool exec_harness_post(struct exec_harness *link, uint32_t kind, uint64_t tag, const void *payload, uint32_t bytes) {
+  return exec_lane_post(&link->ring, link->command_event, kind, tag, payload, bytes);
+}
+
+bool exec_harness_try_take(struct exec_harness *link, struct exec_completion *out) {
+  return exec_lane_try_take(&link->ring, out);
 }
 
 struct exec_completion exec_harness_take(struct exec_harness *link) {

@@ -73,6 +73,12 @@ struct exec_completion {
   uint32_t payload_bytes;
 };
 
+/* Of any ring, supervisor's or worker's, by its client. False when the command lane is full. */
+bool exec_lane_post(struct kvp_ring *ring, int command_event, uint32_t kind, uint64_t tag, const void *payload,
+                    uint32_t bytes);
+/* False when there is none. */
+bool exec_lane_try_take(struct kvp_ring *ring, struct exec_completion *out);
+
 /* False when the command lane is full. */
 bool exec_harness_post(struct exec_harness *link, uint32_t kind, uint64_t tag, const void *payload, uint32_t bytes);
 /* Waits for the next completion. */

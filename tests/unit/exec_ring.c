@@ -53,34 +53,11 @@ void exec_ring_close(struct exec_ring *ring) {
 }
 
 bool exec_ring_post(struct exec_ring *ring, uint32_t kind, uint64_t tag, const void *payload, uint32_t bytes) {
-  void *place = kvp_lane_reserve(&ring->ring.commands, bytes);
-  if (place == NULL) {
-    return false;
-  }
-  if (bytes > 0) {
-    memcpy(place, payload, bytes);
-  }
-  if (kvp_lane_publish(&ring->ring.commands, kind, tag, bytes)) {
-    HARNESS_CHECK(eventfd_write(ring->command_event, 1) == 0);
-  }
-  return true;
+  return exec_lane_post(&ring->ring, ring->command_event, kind, tag, payload, bytes);
 }
 
 bool exec_ring_try_take(struct exec_ring *ring, struct exec_completion *out) {
-  struct kvp_ring_record record;
-  enum kvp_lane_state state = kvp_lane_peek(&ring->ring.completions, &record);
-  HARNESS_CHECK(state != KVP_LANE_CORRUPT);
-  if (state == KVP_LANE_EMPTY) {
-    return false;
-  }
-  *out = (struct exec_completion){.kind = record.kind, .tag = record.tag, .payload_bytes = record.payload_bytes};
-  if (record.payload_bytes > 0) {
-    out->payload = malloc(record.payload_bytes);
-    HARNESS_CHECK(out->payload != NULL);
-    kvp_lane_copy_payload(&ring->ring.completions, &record, out->payload);
-  }
-  kvp_lane_advance(&ring->ring.completions, &record);
-  return true;
+  return exec_lane_try_take(&ring->ring, out);
 }
 
 struct exec_completion exec_ring_take(struct exec_ring *ring) {

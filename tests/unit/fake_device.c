@@ -63,7 +63,7 @@ void fake_device_end(struct fake_device *device, uint32_t index) {
   device->ended[index] = true;
   const struct kvp_device_op *op = device->firsts[index];
   for (; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
-    if (op->kind == KVP_DEVICE_POINT) {
+    if (op->kind == KVP_DEVICE_POINT && !device->fails[index]) {
       atomic_store(&op->params.point.word->value, op->params.point.value);
     }
   }
@@ -112,7 +112,6 @@ static bool fake_launch(struct kvp_device_queue *queue, struct kvp_device_op *fi
 
 static enum kvp_status fake_collect(struct kvp_device_queue *queue, struct kvp_device_op *first,
                                     struct kvp_error *error) {
-  (void)error;
   struct fake_device *device = queue->device;
   uint32_t i = 0;
   while (device->firsts[i] != first) {
@@ -122,6 +121,9 @@ static enum kvp_status fake_collect(struct kvp_device_queue *queue, struct kvp_d
   device->firsts[i] = NULL; /* its memory is used again */
   device->used_ops -= device->ops[i];
   device->collected++;
+  if (device->fails[i]) {
+    return kvp_error_set(error, KVP_OUT_OF_MEMORY, "chain %u could not be launched", i);
+  }
   for (struct kvp_device_op *op = first; op->kind != KVP_DEVICE_SIGNAL; op = op->next) {
     op->counts.bytes_written = 1000 + device->collected;
   }

@@ -18,6 +18,7 @@ struct fake_device {
   struct kvp_device_op *firsts[fake_launches_max];
   uint32_t ops[fake_launches_max];
   bool ended[fake_launches_max]; /* by fake_device_end */
+  bool fails[fake_launches_max]; /* set before its end: nothing of the chain could be launched but its signal */
   atomic_bool is_lost;
   bool ends_later; /* a thread writes the timeline some time after the launch, and wakes nobody */
 };

@@ -378,10 +378,14 @@ static void test_detached(void **state) {
   for (uint64_t i = 0; i < 3; i++) {
     replay_init(&encoder, i);
     (void)replay_add(&encoder, 0, (int32_t)i);
+    if (i == 0) {
+      (void)replay_add(&encoder, 0, 3);
+    }
     worker_post(&worker, &encoder, i);
     step_encoder_deinit(&encoder);
   }
-  pause_for(5000000);
+  word_set(&worker, start_word, 1);
+  word_await(&worker, done_word, 1); /* the first replay runs, and waits for its second op */
   worker_detach(&worker);
   assert_true(word_get(&worker, done_word) == KVP_TIMELINE_POISON);
   step_encoder_init(&encoder, 1, session, step_epoch);

@@ -217,14 +217,64 @@ static void test_poison_is_not_overtaken(void **state) {
   rig_serve();
   assert_int_equal(rig.device.launched, 2);
   assert_int_equal(rig_word(end, done_a), 0);
-  fake_device_end_all(&rig.device); /* both, before anybody looks */
-  assert_int_equal(rig_word(end, done_a), 0);
+  fake_device_end_all(&rig.device); /* both, before anybody looks: the later step signals that the word is poisoned */
+  assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON);
   rig_serve();
   assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON);
   (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
   (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 2);
   (void)rig_expect(end, KVP_COMPLETION_FAILED, 1);
   (void)rig_expect(end, KVP_COMPLETION_DONE, 2);
+}
+
+/* Of a step of three legs one can't be launched: what it and those behind it would have signalled is poisoned, they are
+ * not launched, and what the leg before it has signalled stays. late: the others have been launched by then. */
+static void step_of_three_legs_fails(bool late) {
+  struct end *end = rig_attach(0);
+  struct step_encoder encoder;
+  rig_step_begin(&encoder);
+  for (uint32_t i = 0; i < 3; i++) {
+    struct kvp_wire_op *op = rig_op_add(&encoder);
+    rig_op_waits(op, client_a, i + 1);
+    rig_op_signals(op, done_a + i, 1);
+  }
+  rig_post_step(end, 1, &encoder);
+  rig_post(end, 2, 0, 0, 0, 0);
+  rig_word_set(end, client_a, late ? 3 : 2);
+  rig_serve();
+  assert_int_equal(rig.device.launched, late ? 4 : 2);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 2);
+  rig.device.fails[1] = true;
+  fake_device_end(&rig.device, 0);
+  fake_device_end(&rig.device, 1);
+  rig_serve();
+  if (late) {
+    rig_expect_nothing(end); /* its third leg runs */
+    fake_device_end(&rig.device, 2);
+    rig_serve();
+  }
+  const struct kvp_error error = rig_expect(end, KVP_COMPLETION_FAILED, 1);
+  assert_int_equal(error.status, KVP_OUT_OF_MEMORY);
+  assert_string_equal(error.text, "chain 1 could not be launched");
+  assert_int_equal(rig_word(end, done_a), 1);
+  assert_int_equal(rig_word(end, done_a + 1), KVP_TIMELINE_POISON);
+  assert_int_equal(rig_word(end, done_a + 2), KVP_TIMELINE_POISON);
+  assert_int_equal(rig.device.launched, late ? 4 : 3); /* the last is step 2 */
+  fake_device_end_all(&rig.device);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 2);
+  assert_int_equal(rig.buffers[0].uses, 0);
+}
+
+static void test_a_leg_that_is_not_launched(void **state) {
+  (void)state;
+  step_of_three_legs_fails(false);
+}
+
+static void test_a_leg_that_is_not_launched_before_others(void **state) {
+  (void)state;
+  step_of_three_legs_fails(true);
 }
 
 /* No ring's waits are longer than the limit. */
@@ -327,6 +377,8 @@ int main(void) {
       RIG_TEST(test_point_refusals),
       RIG_TEST(test_poison),
       RIG_TEST(test_poison_is_not_overtaken),
+      RIG_TEST(test_a_leg_that_is_not_launched),
+      RIG_TEST(test_a_leg_that_is_not_launched_before_others),
       RIG_TEST(test_longest_deadlines),
       RIG_TEST(test_deadlines),
       RIG_TEST(test_fences),

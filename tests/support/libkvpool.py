@@ -1,4 +1,4 @@
-"""The Python package of client/python on the build's libkvpool: `from support.library import kvpool`.
+"""The Python package of client/python on the build's libkvpool: `from support.libkvpool import kvpool`.
 
 A library with sanitizers can't be loaded into an ordinary Python: for such a build $KVPOOL_TEST_LIBRARY names another
 build's."""
