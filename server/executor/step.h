@@ -69,21 +69,20 @@ struct kvp_step {
   bool accepted;
   bool acceptance_posted;
   bool finished;
-  bool is_failed; /* accepted, and ->error tells why it didn't finish */
-  bool posting;   /* a message of it waits for room in the completion lane */
+  bool is_failed;        /* accepted, and ->error tells why it didn't finish */
+  bool posting;          /* a message of it waits for room in the completion lane */
+  bool tells_acceptance; /* by intake */
+  bool assembles;        /* by intake: an op of it has `assembled` */
   uint64_t charged_bytes;
   struct kvp_step_use *use;             /* whose it is counted as, too; NULL: nobody's */
   struct kvp_served_ring *ring;         /* where it came from */
   struct kvp_ring_timelines *timelines; /* that its points are about */
 
   /* Set by intake. */
-  bool tells_acceptance;
-  bool assembles; /* an op of it has `assembled` */
   uint32_t queue;
   uint32_t owner;
   uint32_t op_count;
   uint32_t device_op_count;
-  uint32_t leg_count;
   struct kvp_device_op *replay; /* its first device op, if it is one */
   struct kvp_step_op *ops;
   uint8_t *results;
@@ -94,6 +93,7 @@ struct kvp_step {
   /* Set by whom it is running with. */
   uint64_t queued_ns;
   uint64_t deadline_ns; /* of its waits, on the clock */
+  uint32_t leg_count;   /* by intake */
   uint32_t launched_legs;
   uint32_t ended_legs;    /* of those launched */
   uint32_t whole_legs;    /* of those ended, before the first that could not be launched whole */
