@@ -268,6 +268,20 @@ static void left_tell(const struct kvp_walk *walk) {
   kvpool_pool_list_destroy(list);
 }
 
+/* What a signal that ended it has left of the pools. */
+static const char *interruption(const struct kvp_walk *walk) {
+  bool is_asked = false;
+  bool is_left = false;
+  for (int i = 0; i < kvp_walk_parts; i++) {
+    is_asked = is_asked || walk->parts[i].pool_name[0] != '\0';
+    is_left = is_left || walk->parts[i].is_left;
+  }
+  if (is_left) {
+    return "interrupted";
+  }
+  return is_asked ? "interrupted; the temporary pools are deleted" : "interrupted before it made a pool";
+}
+
 static int walkthrough_run(struct kvp_ctl *ctl, int argc, char **argv) {
   struct walkthrough_arguments arguments = {0};
   int exit_status;
@@ -293,8 +307,7 @@ static int walkthrough_run(struct kvp_ctl *ctl, int argc, char **argv) {
     exit_status = result_tell(&walk, arguments.seed);
     exit_status = exit_status == KVP_CTL_OK ? cleaned : exit_status;
   } else if (exit_status == KVP_CTL_INTERRUPTED) {
-    bool is_left = walk.parts[0].is_left || walk.parts[1].is_left;
-    (void)kvp_ctl_tell_interrupted(is_left ? "interrupted" : "interrupted; the temporary pools are deleted");
+    (void)kvp_ctl_tell_interrupted("%s", interruption(&walk));
   }
   for (int i = 0; i < kvp_walk_parts; i++) {
     kvp_walk_part_deinit(&walk.parts[i]);

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from support import memory
 from support.errors import RpcFailure
 from support.process import process_state, wait_until
 from support.proxy import Proxy
@@ -173,6 +174,12 @@ def open_files(pid):
         except FileNotFoundError:
             pass
     return found
+
+
+def catches(pid, number):
+    with open(f"/proc/{pid}/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 # ---- the file that put reads ---------------------------------------------------------------------------------------
@@ -392,8 +399,10 @@ def test_ctrl_c_while_the_daemon_hangs(start_daemon, rows, tmp_path, command):
     if command == "get":
         wait_until(lambda: any(str(tmp_path) in os.readlink(f"/proc/{process.pid}/fd/{fd}")
                                for fd in open_files(process.pid)), "its file")
+    elif command == "put":
+        wait_until(lambda: any(s.blocks for s in client.list_sessions()), "its blocks")
     else:
-        wait_until(lambda: any(s.blocks or command != "put" for s in client.list_sessions()), "its session")
+        wait_until(lambda: any("walkthrough-" in name for name in memory.names(daemon.pid)), "the pool it asks for")
     os.kill(daemon.pid, signal.SIGSTOP)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=SECONDS_MAX)
@@ -404,6 +413,19 @@ def test_ctrl_c_while_the_daemon_hangs(start_daemon, rows, tmp_path, command):
     if command == "walkthrough":  # nobody could delete them, and it doesn't say that they are
         assert "are deleted" not in err and "pool delete --force walkthrough-" in err
         wait_until(lambda: not client.list_sessions(), "the session's end")
+
+
+def test_a_walkthrough_interrupted_before_its_session(start_daemon):
+    daemon = start_daemon()
+    client = daemon.client()
+    os.kill(daemon.pid, signal.SIGSTOP)
+    process = Tool(daemon.socket).start("--timeout", LONG_MS, "walkthrough")
+    wait_until(lambda: catches(process.pid, signal.SIGTERM), "its handler")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=SECONDS_MAX)
+    os.kill(daemon.pid, signal.SIGCONT)
+    assert process.returncode == 130 and "deleted" not in err, err
+    assert not client.pools()
 
 
 def test_the_end_of_a_hold_while_the_daemon_hangs(start_daemon, rows):
