@@ -176,10 +176,11 @@ def open_files(pid):
     return found
 
 
-def catches(pid, number):
+def awaits(pid, number):
+    """Whether the signal is blocked: a thread of kvpoolctl's waits for it."""
     with open(f"/proc/{pid}/status") as status:
-        caught = next(line for line in status if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+        blocked = next(line for line in status if line.startswith("SigBlk:"))
+    return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
 
 
 # ---- the file that put reads ---------------------------------------------------------------------------------------
@@ -420,7 +421,7 @@ def test_a_walkthrough_interrupted_before_its_session(start_daemon):
     client = daemon.client()
     os.kill(daemon.pid, signal.SIGSTOP)
     process = Tool(daemon.socket).start("--timeout", LONG_MS, "walkthrough")
-    wait_until(lambda: catches(process.pid, signal.SIGTERM), "its handler")
+    wait_until(lambda: awaits(process.pid, signal.SIGTERM), "its wait for signals")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=SECONDS_MAX)
     os.kill(daemon.pid, signal.SIGCONT)
