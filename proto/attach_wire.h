@@ -1,9 +1,10 @@
 /* What a worker and the supervisor say on the attach socket: SOCK_SEQPACKET, messages of proto/fd_socket.h.
  *
- * The first message is ATTACH. The answer is ATTACHED, or RESULT with an error and the end. From then on the worker
- * may ask, one request or several at a time, each answered by its own number with RESULT last; the supervisor tells
- * what happens to the attachment with request 0. The socket is the attachment's liveness: when it closes, the ring,
- * its steps and the buffers that were made on it are gone, and nothing else of the session.
+ * The first message is ATTACH. The answer is ATTACHED, or RESULT with an error and the end; a connection that there is
+ * no place for gets ENDED and the end, whatever it sends. From then on the worker may ask, one request or several at a
+ * time, each answered by its own number with RESULT last; the supervisor tells what happens to the attachment with
+ * request 0. The socket is the attachment's liveness: when it closes, the ring, its steps and the buffers that were made
+ * on it are gone, and nothing else of the session.
  *
  * Nothing of a worker's is trusted; descriptors of it are checked for kind, size and seals.
  */

@@ -19,7 +19,7 @@ struct message_header {
 /* Aligned room for the descriptors of one message. */
 union control_buffer {
   struct cmsghdr align;
-  uint8_t bytes[CMSG_SPACE(sizeof(int) * kvp_control_fds_max)];
+  uint8_t bytes[CMSG_SPACE(sizeof(int) * kvp_packet_fds_max)];
 };
 
 int kvp_fd_socket_pair(int out[2]) {
@@ -67,8 +67,7 @@ enum kvp_status kvp_fd_socket_send(int socket, uint32_t kind, uint32_t request, 
 }
 
 /* Takes every descriptor the kernel has already given us, whatever else is wrong with the message. */
-static bool fds_take(struct msghdr *message, struct kvp_fd_message *out) {
-  bool fits = true;
+static void fds_take(struct msghdr *message, struct kvp_fd_message *out) {
   for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
       continue;
@@ -77,18 +76,13 @@ static bool fds_take(struct msghdr *message, struct kvp_fd_message *out) {
     for (size_t i = 0; i < count; i++) {
       int fd = -1;
       memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-      if (out->fd_count < kvp_control_fds_max) {
-        out->fds[out->fd_count++] = fd;
-      } else {
-        (void)close(fd);
-        fits = false;
-      }
+      assert(out->fd_count < kvp_packet_fds_max); /* there was room for no more */
+      out->fds[out->fd_count++] = fd;
     }
   }
-  return fits;
 }
 
-enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out) {
+enum kvp_status kvp_fd_socket_take(int socket, struct kvp_fd_message *out) {
   struct message_header header;
   struct iovec parts[2] = {
       {.iov_base = &header, .iov_len = sizeof header},
@@ -96,27 +90,54 @@ enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out) {
   };
   union control_buffer control;
   struct msghdr message = {
-      .msg_iov = parts, .msg_iovlen = 2, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+      .msg_iov = parts,
+      .msg_iovlen = 2,
+      .msg_control = control.bytes,
+      .msg_controllen = CMSG_LEN(sizeof(int) * kvp_packet_fds_max),
+  };
   ssize_t received = 0;
+  out->fd_count = 0;
   do {
     received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
   if (received < 0) {
     return status_of_errno(errno);
   }
-  out->fd_count = 0;
-  bool fds_fit = fds_take(&message, out);
+  fds_take(&message, out);
   if (received == 0 && out->fd_count == 0) {
     return KVP_CANCELLED;
   }
-  if (!fds_fit || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || received < (ssize_t)sizeof header ||
-      header.magic != KVP_CONTROL_MAGIC || header.body_bytes != (size_t)received - sizeof header) {
-    kvp_fd_message_close_fds(out);
+  if (out->fd_count > kvp_control_fds_max || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+      received < (ssize_t)sizeof header || header.magic != KVP_CONTROL_MAGIC ||
+      header.body_bytes != (size_t)received - sizeof header) {
     return KVP_MALFORMED;
   }
   out->kind = header.kind;
   out->request = header.request;
   out->body_bytes = header.body_bytes;
+  return KVP_OK;
+}
+
+enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out) {
+  enum kvp_status status = kvp_fd_socket_take(socket, out);
+  if (status == KVP_MALFORMED) {
+    kvp_fd_message_close_fds(out);
+  }
+  return status;
+}
+
+enum kvp_status kvp_fd_socket_peek(int socket, bool *has_fds) {
+  uint8_t byte = 0;
+  struct iovec part = {.iov_base = &byte, .iov_len = sizeof byte};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  ssize_t received = 0;
+  do {
+    received = recvmsg(socket, &message, MSG_PEEK);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) {
+    return status_of_errno(errno) == KVP_BUSY ? KVP_BUSY : KVP_CANCELLED;
+  }
+  *has_fds = (message.msg_flags & MSG_CTRUNC) != 0; /* there is no room for any */
   return KVP_OK;
 }
 

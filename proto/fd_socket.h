@@ -3,10 +3,16 @@
  * Used between supervisor and executor and, with the same rules, between supervisor and workers. One message is
  * one packet. Received descriptors are close-on-exec; a truncated message, or one with more descriptors than
  * allowed, closes every descriptor that came with it and is an error of the peer.
+ *
+ * What a worker sends may be the last descriptor of a socket that lingers, or of a file in a file system that does not
+ * answer: close(), fstat(), anything that asks the file itself, then waits as long as the worker likes. The same holds
+ * for a socket in which such descriptors wait, and for a message that is received without room for them: the kernel
+ * closes them there and then.
  */
 #ifndef KVPOOL_PROTO_FD_SOCKET_H
 #define KVPOOL_PROTO_FD_SOCKET_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/limits.h"
@@ -21,7 +27,7 @@ struct kvp_fd_message {
   uint32_t body_bytes;
   uint32_t fd_count;
   uint8_t body[kvp_control_body_bytes_max];
-  int fds[kvp_control_fds_max];
+  int fds[kvp_packet_fds_max];
 };
 
 /* A connected pair, close-on-exec, blocking. Returns 0 or -1 with errno. */
@@ -35,6 +41,13 @@ enum kvp_status kvp_fd_socket_send(int socket, uint32_t kind, uint32_t request, 
 /* Receives one message; its fds are the caller's. KVP_BUSY: nothing there (non-blocking). KVP_CANCELLED: closed.
  * KVP_MALFORMED: bad magic, truncated, too many fds; none is left open. */
 enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out);
+
+/* Likewise from a peer that nobody trusts, closing of whose descriptors may block: those that came with what is
+ * KVP_MALFORMED are the caller's, too. */
+enum kvp_status kvp_fd_socket_take(int socket, struct kvp_fd_message *out);
+/* Whether the next message comes with descriptors, which stay in the socket. KVP_BUSY: there is none;
+ * KVP_CANCELLED: something is wrong with the socket. One that was closed is told by what receives next. */
+enum kvp_status kvp_fd_socket_peek(int socket, bool *has_fds);
 
 void kvp_fd_message_close_fds(struct kvp_fd_message *message);
 

@@ -57,6 +57,8 @@ enum {
   /* attachments: workers on this host, a ring each */
   kvp_attachments_max = 256,
   kvp_attachments_per_session_max = 64,
+  kvp_greetings_max = 256,        /* connections whose ATTACH has not come */
+  kvp_greetings_per_uid_max = 64, /* of them; as many as a session's workers may come at a time */
   kvp_worker_ring_commands = 1024,
   kvp_worker_ring_command_arena_bytes = 8 << 20, /* a step is at most half of it */
   kvp_worker_ring_completions = 2048,
@@ -65,6 +67,7 @@ enum {
 
   /* control messages */
   kvp_control_fds_max = 64, /* in one message */
+  kvp_packet_fds_max = 253, /* the kernel's limit: what a peer with other ideas can send at once */
   kvp_control_body_bytes_max = 16384,
   kvp_chunks_per_memory_max = 4096, /* fds of one region: 4 TiB */
   kvp_chunk_memory_bytes = 1 << 30, /* size of one memory chunk */

@@ -55,6 +55,8 @@ err_close:
 
 enum kvp_status kvp_memory_fd_check(int fd, uint64_t bytes, struct kvp_error *error) {
   struct stat stat;
+  /* Seals first: whose file it is, the kernel knows by itself, and anything but memory ends here. fstat() would ask the
+   * file, which a worker can have made such that it never answers. */
   int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || fstat(fd, &stat) != 0) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d is not a memfd", fd);

@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 static void channel_ready(uv_poll_t *poll, int status, int events);
 
@@ -25,14 +24,45 @@ static void channel_hang_up(struct kvp_attach_channel *channel, enum kvp_status 
   assert(channel->over);
 }
 
-static void channel_receive(struct kvp_attach_channel *channel) {
-  enum kvp_status status = kvp_fd_socket_receive(channel->socket, channel->incoming);
+/* fd_count descriptors at most were counted on; those that nobody has taken go. */
+static void channel_drop_fds(const struct kvp_attach_channel *channel, uint32_t reserved) {
+  struct kvp_fd_message *message = channel->incoming;
+  for (uint32_t i = 0; i < message->fd_count; i++) {
+    kvp_fd_reaper_close(channel->reaper, channel->uid, message->fds[i]);
+  }
+  kvp_fd_reaper_release(channel->reaper, reserved - message->fd_count);
+  message->fd_count = 0;
+}
+
+/* reserved: places for its descriptors. */
+static void channel_take(struct kvp_attach_channel *channel, uint32_t reserved) {
+  enum kvp_status status = kvp_fd_socket_take(channel->socket, channel->incoming);
   if (status == KVP_OK) {
     channel->events->message(channel->context, channel->incoming);
   } else if (status == KVP_MALFORMED) {
     channel_hang_up(channel, KVP_MALFORMED, "the worker sent what is no message, or one with too many descriptors");
   } else if (status != KVP_BUSY) {
     channel_hang_up(channel, KVP_CANCELLED, "the worker closed its socket");
+  }
+  channel_drop_fds(channel, reserved);
+}
+
+static void channel_receive(struct kvp_attach_channel *channel) {
+  struct kvp_error error;
+  bool has_fds = false;
+  enum kvp_status status = kvp_fd_socket_peek(channel->socket, &has_fds);
+  if (status != KVP_OK || !has_fds) {
+    channel_take(channel, 0);
+    return;
+  }
+  status = kvp_fd_reaper_check_uid(channel->reaper, channel->uid, kvp_packet_fds_max, &error);
+  if (status == KVP_OK) {
+    status = kvp_fd_reaper_reserve(channel->reaper, kvp_packet_fds_max, &error);
+  }
+  if (status != KVP_OK) {
+    channel_hang_up(channel, status, error.text);
+  } else {
+    channel_take(channel, kvp_packet_fds_max);
   }
 }
 
@@ -61,16 +91,18 @@ static void channel_ready(uv_poll_t *poll, int status, int events) {
   channel_poll(channel);
 }
 
-enum kvp_status kvp_attach_channel_init(struct kvp_attach_channel *channel, uv_loop_t *loop, int socket,
-                                        struct kvp_fd_message *incoming,
-                                        const struct kvp_attach_channel_events *events, void *context,
-                                        struct kvp_error *error) {
-  *channel =
-      (struct kvp_attach_channel){.events = events, .context = context, .incoming = incoming, .socket = socket};
+enum kvp_status kvp_attach_channel_init(struct kvp_attach_channel *channel,
+                                        const struct kvp_attach_channel_options *options, struct kvp_error *error) {
+  const int socket = options->socket;
+  *channel = (struct kvp_attach_channel){.events = options->events,
+                                         .context = options->context,
+                                         .reaper = options->reaper,
+                                         .incoming = options->incoming,
+                                         .socket = socket,
+                                         .uid = options->uid};
   const int smallest = 1; /* the kernel makes it its minimum */
-  int failed = uv_poll_init(loop, &channel->poll, socket);
+  int failed = uv_poll_init(options->loop, &channel->poll, socket);
   if (failed != 0) {
-    (void)close(socket);
     return kvp_error_set(error, KVP_INTERNAL, "a worker's socket can't be watched: %s", uv_strerror(failed));
   }
   (void)setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &smallest, sizeof smallest);
@@ -108,5 +140,5 @@ void kvp_attach_channel_close(struct kvp_attach_channel *channel, void (*closed)
   channel->closed = closed;
   uv_close((uv_handle_t *)&channel->poll, channel_closed);
   kvp_control_queue_deinit(&channel->outgoing);
-  (void)close(channel->socket);
+  kvp_fd_reaper_close_socket(channel->reaper, channel->uid, channel->socket);
 }

@@ -12,6 +12,7 @@
 #include <uv.h>
 
 #include "server/supervisor/control_queue.h"
+#include "server/supervisor/fd_reaper.h"
 
 enum {
   kvp_attach_queue_max = 6,           /* messages that wait for the worker */
@@ -19,12 +20,13 @@ enum {
 };
 
 struct kvp_attach_channel_events {
-  /* message->fds are the callee's. */
+  /* The fds of the message stay its own but for those taken, fd_count says. Nothing is known of them, and all that
+   * may be done to one that is not known to be memory is to ask for its seals (proto/fd_socket.h). */
   void (*message)(void *context, struct kvp_fd_message *message);
   /* Asked for with kvp_attach_channel_want: nothing waits, a message with descriptors may be sent now. */
   void (*writable)(void *context);
-  /* The worker is gone (cancelled), or sent what is no message (malformed). The callee closes the channel; a worker
-   * that is not gone can still be told why. */
+  /* The worker is gone (cancelled), sent what is no message (malformed), or sends descriptors when too many wait to be
+   * closed (busy). The callee closes the channel; a worker that is not gone can still be told why. */
   void (*hung_up)(void *context, const struct kvp_error *error);
 };
 
@@ -32,8 +34,10 @@ struct kvp_attach_channel {
   uv_poll_t poll;
   const struct kvp_attach_channel_events *events;
   void *context;
+  struct kvp_fd_reaper *reaper;
   struct kvp_fd_message *incoming; /* shared by all channels */
   int socket;
+  uid_t uid;
   struct kvp_control_queue outgoing;
   bool wants_message;
   bool wants_writable;
@@ -41,11 +45,19 @@ struct kvp_attach_channel {
   void (*closed)(void *context);
 };
 
-/* Takes over the (non-blocking) socket, on an error too. events and incoming are kept by reference. */
-enum kvp_status kvp_attach_channel_init(struct kvp_attach_channel *channel, uv_loop_t *loop, int socket,
-                                        struct kvp_fd_message *incoming,
-                                        const struct kvp_attach_channel_events *events, void *context,
-                                        struct kvp_error *error);
+struct kvp_attach_channel_options {
+  uv_loop_t *loop;
+  int socket; /* non-blocking */
+  uid_t uid;  /* of the worker */
+  struct kvp_fd_reaper *reaper;
+  struct kvp_fd_message *incoming;
+  const struct kvp_attach_channel_events *events;
+  void *context;
+};
+
+/* Takes over the socket, and its place at the reaper, when it succeeds. Pointers of the options are kept. */
+enum kvp_status kvp_attach_channel_init(struct kvp_attach_channel *channel,
+                                        const struct kvp_attach_channel_options *options, struct kvp_error *error);
 /* Never fails: a worker that takes nothing hangs up. fds stay the caller's. */
 void kvp_attach_channel_send(struct kvp_attach_channel *channel, uint32_t kind, uint32_t request, const void *body,
                              uint32_t body_bytes, const int *fds, uint32_t fd_count);

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/attachment_internal.h"
@@ -128,7 +127,6 @@ static void on_message(void *context, struct kvp_fd_message *message) {
   } else if (!kvp_attach_request_take(attachment, message, &error)) {
     kvp_attachment_end(attachment, &error);
   }
-  kvp_fd_message_close_fds(message);
 }
 
 static void on_writable(void *context) {
@@ -145,21 +143,44 @@ static const struct kvp_attach_channel_events channel_events = {
     .hung_up = on_hung_up,
 };
 
-enum kvp_status kvp_attachment_greet(struct kvp_daemon *daemon, int socket, const struct kvp_rpc_peer *peer,
-                                     struct kvp_fd_message *incoming, struct kvp_error *error) {
-  enum kvp_status status = KVP_OK;
+static uint32_t greetings_of(const struct kvp_daemon *daemon, uid_t uid) {
+  uint32_t count = 0;
+  for (const struct kvp_attachment *one = daemon->attachments.first; one != NULL; one = one->next) {
+    count += one->state == KVP_ATTACHMENT_GREETING && one->peer.uid == uid;
+  }
+  return count;
+}
+
+static enum kvp_status greeting_check(struct kvp_daemon *daemon, const struct kvp_rpc_peer *peer,
+                                      struct kvp_error *error) {
   if (daemon->attachments.greeting_count >= kvp_greetings_max) {
-    status = kvp_error_set(error, KVP_BUSY, "%u connections have not sent ATTACH yet", kvp_greetings_max);
-  } else {
+    return kvp_error_set(error, KVP_BUSY, "%d connections have not sent ATTACH yet", kvp_greetings_max);
+  }
+  if (greetings_of(daemon, peer->uid) >= kvp_greetings_per_uid_max) {
+    return kvp_error_set(error, KVP_BUSY, "%d connections of uid %u have not sent ATTACH yet",
+                         kvp_greetings_per_uid_max, (unsigned)peer->uid);
+  }
+  return kvp_fd_reaper_check_uid(daemon->attach.reaper, peer->uid, 1, error);
+}
+
+static enum kvp_status greet(struct kvp_daemon *daemon, int socket, const struct kvp_rpc_peer *peer,
+                             struct kvp_error *error) {
+  enum kvp_status status = greeting_check(daemon, peer, error);
+  if (status == KVP_OK) {
     status = kvp_fd_budget_charge(&daemon->fds, "a worker's connection", kvp_greeting_fds, KVP_BUSY, error);
   }
   if (status != KVP_OK) {
-    (void)close(socket);
     return status;
   }
   struct kvp_attachment *attachment = kvp_allocate(1, sizeof *attachment);
-  status = kvp_attach_channel_init(&attachment->channel, daemon->loop, socket, incoming, &channel_events, attachment,
-                                   error);
+  const struct kvp_attach_channel_options options = {.loop = daemon->loop,
+                                                     .socket = socket,
+                                                     .uid = peer->uid,
+                                                     .reaper = daemon->attach.reaper,
+                                                     .incoming = &daemon->attach.incoming,
+                                                     .events = &channel_events,
+                                                     .context = attachment};
+  status = kvp_attach_channel_init(&attachment->channel, &options, error);
   if (status != KVP_OK) {
     kvp_fd_budget_release(&daemon->fds, kvp_greeting_fds);
     free(attachment);
@@ -178,4 +199,14 @@ enum kvp_status kvp_attachment_greet(struct kvp_daemon *daemon, int socket, cons
   daemon->attachments.greeting_count++;
   kvp_attachment_look(attachment);
   return KVP_OK;
+}
+
+enum kvp_status kvp_attachment_greet(struct kvp_daemon *daemon, int socket, const struct kvp_rpc_peer *peer,
+                                     struct kvp_error *error) {
+  enum kvp_status status = greet(daemon, socket, peer, error);
+  if (status != KVP_OK) { /* it may not have asked anything yet: a notice, not an answer */
+    (void)kvp_fd_socket_send(socket, KVP_ATTACH_ENDED, 0, error, sizeof *error, NULL, 0);
+    kvp_fd_reaper_close_socket(daemon->attach.reaper, peer->uid, socket);
+  }
+  return status;
 }

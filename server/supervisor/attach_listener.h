@@ -6,6 +6,7 @@
 #include <uv.h>
 
 #include "proto/fd_socket.h"
+#include "server/supervisor/fd_reaper.h"
 #include "server/supervisor/unix_socket.h"
 
 struct kvp_daemon;
@@ -15,9 +16,10 @@ struct kvp_attach_listener {
   struct kvp_unix_socket endpoint;
   uv_poll_t acceptable;
   uv_timer_t tick;                /* runs while connections have not said who they are, or accepting rests */
-  bool resting;                   /* no descriptors left */
+  bool resting;                   /* no descriptors left, or too many wait to be closed */
   bool open;                      /* accepting, or resting */
   struct kvp_fd_message incoming; /* of the worker that is being read */
+  struct kvp_fd_reaper *reaper;   /* of what workers send; each connection has a place there */
 };
 
 enum kvp_status kvp_attach_listener_init(struct kvp_attach_listener *listener, struct kvp_daemon *daemon,

@@ -273,6 +273,11 @@ static enum kvp_status import_check(const struct kvp_attachment *attachment, con
                             "name it",
                             (unsigned)attachment->peer.uid);
   }
+  if (asked->kind == KVP_IMPORT_VMM) { /* it could be any file: none that isn't known goes on to an executor */
+    return kvp_error_set_at(error, KVP_UNIMPLEMENTED, -1, "kind", -1, asked->kind,
+                            "memory of kind %u is a GPU's, which this daemon doesn't take from workers yet",
+                            asked->kind);
+  }
   return asked->kind == KVP_IMPORT_MEMFD ? kvp_memory_fd_check(message->fds[0], asked->allocation_bytes, error)
                                          : KVP_OK;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "proto/fd_socket.h"
@@ -86,6 +87,10 @@ static enum kvp_status lanes_init(struct kvp_attach_ring *ring, struct kvp_error
   }
   ring->executor_completions = ends[0];
   ring->worker_completions = ends[1];
+  /* The executor only writes. What the worker could send it would be closed with it, and may be descriptors. */
+  if (shutdown(ends[0], SHUT_RD) != 0) {
+    return kvp_error_set(error, KVP_INTERNAL, "no events for an attachment's ring: %s", strerror(errno));
+  }
   for (int i = 0; i < 2; i++) {
     if (fcntl(ends[i], F_SETFL, O_NONBLOCK) != 0) {
       return kvp_error_set(error, KVP_INTERNAL, "no events for an attachment's ring: %s", strerror(errno));

@@ -60,12 +60,12 @@ struct kvp_attachment_table {
   uint64_t next_id;
 };
 
-/* Connections that have not sent ATTACH, and how long they may take. */
-enum { kvp_greetings_max = 64, kvp_greeting_ms = 10000 };
+enum { kvp_greeting_ms = 10000 }; /* how long a connection may take to send ATTACH */
 
-/* Takes over an accepted, non-blocking socket. Refused: too many are there, no descriptors. */
+/* Takes over an accepted, non-blocking socket and its place at the listener's reaper. Refused, which the worker is told:
+ * too many are there, of all or of this uid; no descriptors. */
 enum kvp_status kvp_attachment_greet(struct kvp_daemon *daemon, int socket, const struct kvp_rpc_peer *peer,
-                                     struct kvp_fd_message *incoming, struct kvp_error *error);
+                                     struct kvp_error *error);
 /* Tells the worker, closes its socket. An ENDING one stays as it is. */
 void kvp_attachment_end(struct kvp_attachment *attachment, const struct kvp_error *reason);
 /* All of a session, or (NULL) those without one yet. */

@@ -92,6 +92,18 @@ static enum kvp_status remove_stale(int fd, const struct sockaddr_un *address, s
   return KVP_OK;
 }
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
+/* Who reads bytes has no room for descriptors: the kernel closes them while it reads, and somebody else's file may take
+ * as long as they like for that (proto/fd_socket.h). From Linux 6.16 on they can't be sent in the first place; accepted
+ * sockets inherit it. */
+static void take_no_descriptors(int fd) {
+  const int no = 0;
+  (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof no);
+}
+
 static int socket_new(int type) {
   return socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
@@ -112,6 +124,9 @@ static enum kvp_status bind_and_listen(int type, const struct sockaddr_un *addre
   const int fd = socket_new(type);
   if (fd < 0) {
     return kvp_error_set(error, KVP_INTERNAL, "socket: %s", strerror(errno));
+  }
+  if (type == SOCK_STREAM) {
+    take_no_descriptors(fd);
   }
   if (bind(fd, (const struct sockaddr *)address, sizeof *address) != 0) {
     const enum kvp_status status =
@@ -164,6 +179,13 @@ void kvp_unix_socket_refuse(struct kvp_unix_socket *endpoint) {
     close(endpoint->fd);
     endpoint->fd = -1;
   }
+}
+
+int kvp_unix_socket_shut(struct kvp_unix_socket *endpoint) {
+  const int fd = endpoint->fd;
+  (void)shutdown(fd, SHUT_RDWR);
+  endpoint->fd = -1;
+  return fd;
 }
 
 void kvp_unix_socket_close(struct kvp_unix_socket *endpoint) {

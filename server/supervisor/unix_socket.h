@@ -21,6 +21,8 @@ enum kvp_status kvp_unix_socket_open(struct kvp_unix_socket *endpoint, int type,
                                      const char *lock_path, struct kvp_error *error);
 /* From now on connecting is refused at once; path and lock stay. */
 void kvp_unix_socket_refuse(struct kvp_unix_socket *endpoint);
+/* Likewise, of one that listens; its descriptor is the caller's to close, when those that wait in it are refused, too. */
+int kvp_unix_socket_shut(struct kvp_unix_socket *endpoint);
 /* Unlinks the path, and then the lock file while it is still locked. */
 void kvp_unix_socket_close(struct kvp_unix_socket *endpoint);
 

@@ -239,34 +239,63 @@ def test_a_worker_that_says_nothing(start_daemon):
     assert refusal.status == "deadline_exceeded" and "ATTACH" in refusal.text
 
 
-def test_silent_connections_are_few(client, session, path):
-    """64 that say nothing: the next one is closed, attached workers don't notice, and a place that is free is taken."""
+def test_silent_connections_of_a_user_are_few(start_daemon):
+    """64 that say nothing: the next one is told so, attached workers don't notice, other users are let in, and a place
+    that is free is taken. Only root can become somebody else to try."""
+    if os.getuid() != 0:
+        pytest.skip("needs root")
+    daemon = start_daemon("--socket-mode", "0666")
+    os.chmod(daemon.directory, 0o755)
+    client = daemon.client()
+    session, path = client.open_session(), client.info().attach_socket
     attachment = Attachment(path, session.ref)
-    silent = [WireSocket(path) for _ in range(64)]
-
-    def turned_away():
-        with WireSocket(path) as connection:
-            connection.socket.settimeout(1)
-            try:
-                connection.receive()
-            except (Closed, ConnectionResetError):
-                return True
-            except TimeoutError:
-                return False
-        return False
-    wait_until(turned_away, "the 65th turned away")
+    silent = as_uid(12345, lambda: [WireSocket(path) for _ in range(64)])
+    with as_uid(12345, lambda: WireSocket(path)) as connection:
+        refusal = refusal_and_end(connection)
+    assert refusal.status == "busy" and "64 connections of uid 12345" in refusal.text, refusal
     attachment.create_buffer(10)
-    for connection in silent:
-        connection.close()
+    Attachment(path, session.ref).close()
+    as_uid(12346, lambda: Attachment(path, session.ref)).close()
+    silent.pop().close()
 
     def let_in():
         try:
-            Attachment(path, session.ref).close()
+            as_uid(12345, lambda: Attachment(path, session.ref)).close()
             return True
-        except (Closed, ConnectionResetError, BrokenPipeError):
+        except (Refused, Closed, ConnectionResetError, BrokenPipeError):
             return False
     wait_until(let_in, "somebody let in again")
     attachment.close()
+    for connection in silent:
+        connection.close()
+
+
+def test_silent_connections_of_all_users_are_few(start_daemon):
+    """Four users can fill all 256 places, three can't."""
+    if os.getuid() != 0:
+        pytest.skip("needs root")
+    daemon = start_daemon("--socket-mode", "0666")
+    os.chmod(daemon.directory, 0o755)
+    client = daemon.client()
+    session, path = client.open_session(), client.info().attach_socket
+    silent = []
+    for uid in (12345, 12346, 12347):
+        silent += as_uid(uid, lambda: [WireSocket(path) for _ in range(64)])
+    Attachment(path, session.ref).close()
+    silent += as_uid(12348, lambda: [WireSocket(path) for _ in range(64)])
+    with WireSocket(path) as connection:
+        refusal = refusal_and_end(connection)
+    assert refusal.status == "busy" and "256 connections" in refusal.text, refusal
+    for connection in silent:
+        connection.close()
+
+
+def as_uid(uid, what):
+    os.seteuid(uid)
+    try:
+        return what()
+    finally:
+        os.seteuid(0)
 
 
 def test_attachments_of_a_session_are_counted(client, session, attach):

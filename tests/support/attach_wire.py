@@ -186,7 +186,7 @@ class Attachment:
         try:
             self.wire.send(ATTACH, self._next(), hello(session_ref, device))
             answer = self.wire.receive()
-            if answer.kind == RESULT:
+            if answer.kind in (RESULT, ENDED):
                 raise Refused(answer.body)
             assert answer.kind == ATTACHED and answer.request == self.requests
         except BaseException:

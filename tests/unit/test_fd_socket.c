@@ -215,10 +215,51 @@ static void test_host_memory(void **state) {
   assert_true(host.available_bytes > 0 && host.available_bytes <= host.total_bytes);
 }
 
+/* From a peer that nobody trusts: nothing is closed here, whatever is wrong with the message. */
+static void test_take(void **state) {
+  (void)state;
+  int before = open_fd_count();
+  int pair[2];
+  bool has_fds = true;
+  assert_int_equal(kvp_fd_socket_pair(pair), 0);
+  assert_int_equal(fcntl(pair[1], F_SETFL, O_NONBLOCK), 0);
+  assert_int_equal(kvp_fd_socket_peek(pair[1], &has_fds), KVP_BUSY);
+  struct raw_header header = {KVP_CONTROL_MAGIC, 1, 1, 0};
+  const struct {
+    size_t bytes;
+    size_t fds;
+    enum kvp_status status;
+  } cases[] = {
+      {sizeof header, 0, KVP_OK},
+      {sizeof header, 1, KVP_OK},
+      {sizeof header, 64, KVP_OK},
+      {sizeof header, 65, KVP_MALFORMED},
+      {sizeof header, 253, KVP_MALFORMED},
+      {0, 253, KVP_MALFORMED},
+      {3, 0, KVP_MALFORMED},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    raw_send(pair[0], &header, cases[i].bytes, pair[0], cases[i].fds);
+    int open_now = open_fd_count();
+    assert_int_equal(kvp_fd_socket_peek(pair[1], &has_fds), KVP_OK);
+    assert_int_equal(has_fds, cases[i].fds > 0);
+    assert_int_equal(open_fd_count(), open_now);
+    assert_int_equal(kvp_fd_socket_take(pair[1], &message), cases[i].status);
+    assert_int_equal(message.fd_count, cases[i].fds);
+    assert_int_equal(open_fd_count(), open_now + (int)cases[i].fds);
+    kvp_fd_message_close_fds(&message);
+  }
+  assert_int_equal(close(pair[0]), 0);
+  assert_int_equal(kvp_fd_socket_take(pair[1], &message), KVP_CANCELLED);
+  assert_int_equal(close(pair[1]), 0);
+  assert_int_equal(open_fd_count(), before);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_most_fds),  cmocka_unit_test(test_malformed),
-      cmocka_unit_test(test_closed_and_full), cmocka_unit_test(test_memory_fd), cmocka_unit_test(test_host_memory),
+      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_most_fds),        cmocka_unit_test(test_malformed),
+      cmocka_unit_test(test_take),        cmocka_unit_test(test_closed_and_full), cmocka_unit_test(test_memory_fd),
+      cmocka_unit_test(test_host_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
