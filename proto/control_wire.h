@@ -32,6 +32,8 @@ enum kvp_control_kind {
   KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
   KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
   KVP_CONTROL_MEMORY_LOOK = 12,   /* kvp_control_free (nothing of it counts); reply: MEMORY_FREE alone */
+  KVP_CONTROL_RING_DRAIN = 13,    /* kvp_control_ring (attachment_id): commands it takes from now on are refused as
+                                     shutting_down; RESULT when none of the steps accepted before is left */
   /* executor -> supervisor */
   KVP_CONTROL_READY = 32,         /* kvp_control_ready */
   KVP_CONTROL_MEMORY_CHUNKS = 33, /* kvp_control_chunks + fds */

@@ -199,6 +199,8 @@ static void removed_free(struct kvp_control *control, const struct kvp_object_ch
   case KVP_REMOVE_BUFFER:
     buffer_free(control, change->buffer);
     break;
+  case KVP_DRAIN_RING:
+    break; /* it stays */
   default:
     kvp_served_ring_destroy(change->ring);
     break;
@@ -264,7 +266,7 @@ static enum kvp_status removal_ask(struct kvp_control *control, enum kvp_object_
   return status;
 }
 
-/* All of these bodies begin with the number of what is to go. */
+/* All of these bodies begin with the number of what is to go, or to be drained. */
 _Static_assert(offsetof(struct kvp_control_pool, pool_id) == 0 &&
                    offsetof(struct kvp_control_buffer, buffer_id) == 0 &&
                    offsetof(struct kvp_control_ring, attachment_id) == 0,
@@ -305,6 +307,7 @@ static uint32_t body_bytes_of(uint32_t kind) {
     return sizeof(struct kvp_control_buffer);
   case KVP_CONTROL_RING_ATTACH:
   case KVP_CONTROL_RING_DETACH:
+  case KVP_CONTROL_RING_DRAIN:
     return sizeof(struct kvp_control_ring);
   case KVP_CONTROL_MEMORY_OPEN:
     return sizeof(struct kvp_control_open);
@@ -348,6 +351,8 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
     return KVP_OK;
   default:
     return removal_ask(control, KVP_REMOVE_RING, message_id(control), wants_reply, error);
+  case KVP_CONTROL_RING_DRAIN:
+    return removal_ask(control, KVP_DRAIN_RING, message_id(control), wants_reply, error);
   }
 }
 

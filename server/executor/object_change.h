@@ -14,6 +14,7 @@ enum kvp_object_change_kind {
   KVP_REMOVE_POOL,
   KVP_REMOVE_BUFFER,
   KVP_REMOVE_RING,
+  KVP_DRAIN_RING, /* not removed: it accepts no step any more */
 };
 
 /* What is removed is gone for new steps at once. While old ones use it the change is pending: it is the serving

@@ -21,6 +21,7 @@ struct kvp_served_ring {
   bool is_supervisors;
   bool is_failed;         /* there was nonsense in it, see ->error */
   bool is_leaving;        /* it is to be removed */
+  bool is_draining;       /* its commands are refused */
   bool is_prepared;       /* its sleeping flag is set */
   uint32_t turn_commands; /* at most so many in a row */
   uint32_t place;         /* in the set */
@@ -29,6 +30,7 @@ struct kvp_served_ring {
 
   /* Steps taken and not yet gone, and how many there may be. */
   struct kvp_step_use use;
+  uint32_t accepted_count; /* of them: accepted, and not ended */
   uint32_t steps_max;
   uint64_t step_bytes_max;
 

@@ -59,6 +59,7 @@ static void step_end(struct kvp_service *service, struct kvp_step *step) {
   kvp_step_release_objects(step);
   kvp_compressed_parts_finish(&service->intake.compressed, step);
   kvp_fences_step_ended(&service->fences, step);
+  step->ring->accepted_count--;
   finished_post(service, step);
 }
 
@@ -76,6 +77,8 @@ static bool removal_is_due(const struct kvp_object_change *change) {
     return change->pool->uses == 0;
   case KVP_REMOVE_BUFFER:
     return change->buffer->uses == 0;
+  case KVP_DRAIN_RING:
+    return change->ring->accepted_count == 0;
   default:
     return change->ring->use.count == 0;
   }
@@ -149,18 +152,47 @@ static void ring_fail(struct kvp_service *service, struct kvp_served_ring *ring,
   kvp_mailbox_tell(service->mailbox, &ring->failed, KVP_NEWS_RING_FAILED);
 }
 
-static enum kvp_status ring_remove(struct kvp_service *service, struct kvp_object_change *change) {
-  struct kvp_served_ring *ring = kvp_ring_set_find(&service->rings, change->id);
-  if (ring == NULL || ring->is_leaving) {
+/* The steps that they wait for may outlive nobody's interest in the ring, but not the ring. */
+static void drains_finish(struct kvp_service *service, const struct kvp_served_ring *ring) {
+  for (struct kvp_object_change **link = &service->removals; *link != NULL;) {
+    struct kvp_object_change *change = *link;
+    if (change->kind != KVP_DRAIN_RING || change->ring != ring) {
+      link = &change->next;
+      continue;
+    }
+    *link = change->next;
+    kvp_mailbox_tell(service->mailbox, &change->news, KVP_NEWS_CHANGE_DONE);
+  }
+}
+
+static enum kvp_status ring_find(struct kvp_service *service, struct kvp_object_change *change) {
+  change->ring = kvp_ring_set_find(&service->rings, change->id);
+  if (change->ring == NULL || change->ring->is_leaving) {
     return kvp_error_set(&change->error, KVP_INVALID_ARGUMENT, "attachment %llu has no ring",
                          (unsigned long long)change->id);
   }
-  if (!ring->is_failed) {
-    ring_suspend(service, ring);
-  }
-  ring->is_leaving = true;
-  change->ring = ring;
   return KVP_OK;
+}
+
+static enum kvp_status ring_remove(struct kvp_service *service, struct kvp_object_change *change) {
+  enum kvp_status status = ring_find(service, change);
+  if (status != KVP_OK) {
+    return status;
+  }
+  if (!change->ring->is_failed) {
+    ring_suspend(service, change->ring);
+  }
+  change->ring->is_leaving = true;
+  drains_finish(service, change->ring);
+  return KVP_OK;
+}
+
+static enum kvp_status ring_drain(struct kvp_service *service, struct kvp_object_change *change) {
+  enum kvp_status status = ring_find(service, change);
+  if (status == KVP_OK) {
+    change->ring->is_draining = true;
+  }
+  return status;
 }
 
 static enum kvp_status removal_begin(struct kvp_service *service, struct kvp_object_change *change) {
@@ -178,6 +210,9 @@ static enum kvp_status removal_begin(struct kvp_service *service, struct kvp_obj
     if (status == KVP_OK) {
       kvp_compressed_parts_forget_buffer(&service->intake.compressed, change->buffer);
     }
+    break;
+  case KVP_DRAIN_RING:
+    status = ring_drain(service, change);
     break;
   default:
     status = ring_remove(service, change);
@@ -209,6 +244,7 @@ enum kvp_status kvp_service_change(struct kvp_service *service, struct kvp_objec
   case KVP_REMOVE_POOL:
   case KVP_REMOVE_BUFFER:
   case KVP_REMOVE_RING:
+  case KVP_DRAIN_RING:
     status = removal_begin(service, change);
     removals_look(service); /* a ring that went may have been the last to use something else */
     return status;
@@ -265,6 +301,7 @@ static void step_accept(struct kvp_service *service, struct kvp_served_ring *rin
   kvp_step_hold_objects(step);
   kvp_compressed_parts_accept(&service->intake.compressed, step);
   kvp_fences_step_accepted(&service->fences, step);
+  ring->accepted_count++;
 }
 
 /* *bytes: counts what was looked at. */
@@ -284,6 +321,9 @@ static void step_take(struct kvp_service *service, struct kvp_served_ring *ring,
   struct kvp_queue *queue = NULL;
   enum kvp_status status = (enum kvp_status)step->error.status;
   service->intake.elements_checked = 0;
+  if (status == KVP_OK && ring->is_draining) {
+    status = kvp_error_set(&step->error, KVP_SHUTTING_DOWN, "step: the daemon is draining");
+  }
   if (status == KVP_OK) {
     status = step_check(service, ring, step);
   }

@@ -106,8 +106,8 @@ void kvp_attachment_end(struct kvp_attachment *attachment, const struct kvp_erro
   if (attachment->state == KVP_ATTACHMENT_ENDING) {
     return;
   }
+  kvp_attach_ring_tell(&attachment->ring, KVP_ATTACH_STATE_ENDED, reason); /* first: who was told finds it there */
   say_end(attachment, reason);
-  kvp_attach_ring_tell(&attachment->ring, KVP_ATTACH_STATE_ENDED, reason);
   if (attachment->session == NULL) {
     attachment->daemon->attachments.greeting_count--;
   }
@@ -127,6 +127,41 @@ void kvp_attachment_end_all(struct kvp_daemon *daemon, const struct kvp_session 
        attachment = attachment->next) {
     if (attachment->session == session) {
       kvp_attachment_end(attachment, reason);
+    }
+  }
+}
+
+static void on_drained(void *context, const struct kvp_error *error) {
+  struct kvp_attachment *attachment = context;
+  struct kvp_daemon *daemon = attachment->daemon;
+  (void)error; /* a ring that isn't served any more has no steps either */
+  attachment->answers_owed--;
+  daemon->attachments.drains--;
+  kvp_attachment_settle(attachment);
+  kvp_daemon_look_again(daemon);
+}
+
+static void drain(struct kvp_attachment *attachment) {
+  const struct kvp_control_ring body = {.attachment_id = attachment->id};
+  attachment->answers_owed++;
+  attachment->daemon->attachments.drains++;
+  kvp_executor_link_request(attachment->device->link, KVP_CONTROL_RING_DRAIN, &body, sizeof body, NULL, 0, NULL,
+                            on_drained, attachment);
+}
+
+static void end_draining(struct kvp_attachment *attachment) {
+  struct kvp_error reason;
+  (void)kvp_error_set(&reason, KVP_SHUTTING_DOWN, "the daemon is draining");
+  kvp_attachment_end(attachment, &reason);
+}
+
+void kvp_attachment_drain_all(struct kvp_daemon *daemon) {
+  for (struct kvp_attachment *attachment = daemon->attachments.first; attachment != NULL;
+       attachment = attachment->next) {
+    if (attachment->ring_known && attachment->state != KVP_ATTACHMENT_ENDING) {
+      drain(attachment);
+    } else {
+      end_draining(attachment);
     }
   }
 }
@@ -254,8 +289,12 @@ void kvp_attachment_device_serving(struct kvp_device *device) {
   for (struct kvp_attachment *attachment = device->daemon->attachments.first; attachment != NULL;
        attachment = attachment->next) {
     struct kvp_error error;
-    if (attachment->device == device && attachment->state == KVP_ATTACHMENT_LOST &&
-        kvp_attachment_make_ring(attachment, &error) != KVP_OK) {
+    if (attachment->device != device || attachment->state != KVP_ATTACHMENT_LOST) {
+      continue;
+    }
+    if (device->daemon->state >= KVP_DAEMON_DRAINING) {
+      end_draining(attachment);
+    } else if (kvp_attachment_make_ring(attachment, &error) != KVP_OK) {
       kvp_attachment_end(attachment, &error);
     }
   }

@@ -57,6 +57,7 @@ struct kvp_attachment_table {
   struct kvp_attachment *first;
   uint32_t count;          /* that have said whose they are */
   uint32_t greeting_count; /* that have not */
+  uint32_t drains;         /* rings whose steps, accepted before the daemon's drain, may not have ended */
   uint64_t next_id;
 };
 
@@ -71,6 +72,9 @@ void kvp_attachment_end(struct kvp_attachment *attachment, const struct kvp_erro
 /* All of a session, or (NULL) those without one yet. */
 void kvp_attachment_end_all(struct kvp_daemon *daemon, const struct kvp_session *session,
                             const struct kvp_error *reason);
+/* The daemon drains: no ring takes steps any more, those accepted go on; kvp_daemon_look_again when a ring's have ended.
+ * A worker without a ring is told to go. */
+void kvp_attachment_drain_all(struct kvp_daemon *daemon);
 /* Those whose ATTACH is overdue. */
 void kvp_attachment_end_silent(struct kvp_daemon *daemon, uint64_t now_ms);
 

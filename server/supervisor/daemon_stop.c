@@ -74,7 +74,8 @@ static void stop_goes_on(struct kvp_daemon *daemon) {
 static void look(void *context) {
   struct kvp_daemon *daemon = context;
   daemon->check_pending = false;
-  if (daemon->state == KVP_DAEMON_DRAINING && steps_left(daemon) == 0 && daemon->pools.work == 0) {
+  if (daemon->state == KVP_DAEMON_DRAINING && steps_left(daemon) == 0 && daemon->attachments.drains == 0 &&
+      daemon->pools.work == 0) {
     kvp_daemon_stop(daemon);
   } else if (daemon->state == KVP_DAEMON_STOPPING) {
     stop_goes_on(daemon);
@@ -98,17 +99,18 @@ void kvp_daemon_device_stopped(struct kvp_daemon *daemon, struct kvp_device *dev
 static void on_drain_over(uv_timer_t *timer) {
   struct kvp_daemon *daemon = timer->data;
   if (daemon->state == KVP_DAEMON_DRAINING) {
-    kvp_log(KVP_LOG_WARNING, "drain_timeout", "steps=%u", steps_left(daemon));
+    kvp_log(KVP_LOG_WARNING, "drain_timeout", "steps=%u rings=%u", steps_left(daemon), daemon->attachments.drains);
     kvp_daemon_stop(daemon);
   }
 }
 
 void kvp_daemon_drain(struct kvp_daemon *daemon) {
   daemon->state = KVP_DAEMON_DRAINING;
-  kvp_log(KVP_LOG_INFO, "draining", "steps=%u sessions=%u timeout_ms=%u", steps_left(daemon), daemon->sessions.count,
-          daemon->config->drain_timeout_ms);
+  kvp_log(KVP_LOG_INFO, "draining", "steps=%u sessions=%u workers=%u timeout_ms=%u", steps_left(daemon),
+          daemon->sessions.count, daemon->attachments.count, daemon->config->drain_timeout_ms);
   kvp_rpc_server_drain(daemon->rpc);
   kvp_attach_listener_drain(&daemon->attach);
+  kvp_attachment_drain_all(daemon);
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     if (kvp_executor_link_state(daemon->devices[i].link) != KVP_LINK_SERVING) {
       drop_steps(&daemon->devices[i]);

@@ -2,6 +2,7 @@
 do to anybody else."""
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import select
@@ -1068,7 +1069,8 @@ def test_attaching_while_the_executor_is_away(start_daemon):
 
 
 def test_the_daemon_ends(start_daemon):
-    daemon = start_daemon()
+    """A step that waits for its worker doesn't keep it longer than any other may."""
+    daemon = start_daemon("--drain-timeout-ms", 200)
     client = daemon.client()
     session, path = client.open_session(), client.info().attach_socket
     pool = client.create_pool("p", TOKENS, BLOCKS, [KV])
@@ -1083,8 +1085,63 @@ def test_the_daemon_ends(start_daemon):
     assert attachment.shared.word(512) == wire.POISON
     del ring
     attachment.close()
+    assert "drain_timeout steps=0 rings=1" in daemon.log
     daemon.stop()
     assert not os.path.exists(path)
+
+
+def status_name(error):
+    return wire.STATUS_MAP[error.status][0]
+
+
+def test_the_daemon_drains(start_daemon):
+    """Steps that were accepted go on, later ones are refused, and then everybody is told."""
+    daemon = start_daemon("--drain-timeout-ms", 120000)
+    client = daemon.client()
+    session, path = client.open_session(), client.info().attach_socket
+    pool = client.create_pool("p", TOKENS, BLOCKS, [KV])
+    busy, idle = Attachment(path, session.ref), Attachment(path, session.ref)
+    blocks = session.allocate(pool.pool_id, 1)
+    ring, idle_ring = waiting_step(busy, pool, blocks, session.epoch), Ring(idle.shared)
+    daemon.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: " draining steps=0 sessions=1 workers=2" in daemon.log, "draining said in the log")
+
+    tags = itertools.count(2)
+
+    def refusal(on):
+        tag = next(tags)
+        on.post(1, tag, zero_blocks(pool.pool_id, blocks, session.epoch))
+        answer = on.wait(tag, (ACCEPTED, REFUSED))  # the former: the executor has not been told yet
+        return status_name(answer.error) if answer.kind == REFUSED else None
+    assert wait_until(lambda: refusal(ring), "a step refused") == "shutting_down"
+    assert wait_until(lambda: refusal(idle_ring), "a step refused") == "shutting_down"
+    assert daemon.process.poll() is None and busy.shared.status().state == wire.SERVING
+    busy.shared.set_word(3, 5)
+    assert ring.wait(1).kind == DONE
+    for attachment in (busy, idle):
+        assert status_name(attachment.wait_event(wire.ENDED).body) == "shutting_down"
+    assert daemon.process.wait(60) == 0
+    assert busy.shared.word(512) in (1, wire.POISON)  # its signal, and what all words get in the end
+    assert "drain_timeout" not in daemon.log
+    busy.close()
+    idle.close()
+
+
+def test_the_executor_dies_while_the_daemon_drains(start_daemon):
+    daemon = start_daemon("--drain-timeout-ms", 120000)
+    client = daemon.client()
+    session, path = client.open_session(), client.info().attach_socket
+    pool = client.create_pool("p", TOKENS, BLOCKS, [KV])
+    attachment = Attachment(path, session.ref)
+    executor = client.device().executor_pid
+    waiting_step(attachment, pool, session.allocate(pool.pool_id, 1), session.epoch)
+    daemon.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: " draining steps=0" in daemon.log, "draining said in the log")
+    os.kill(executor, signal.SIGKILL)
+    assert status_name(attachment.wait_event(wire.ENDED).body) == "shutting_down"
+    assert daemon.process.wait(60) == 0
+    assert "drain_timeout" not in daemon.log
+    attachment.close()
 
 
 def test_a_path_that_is_taken(start_daemon, tmp_path):

@@ -120,7 +120,7 @@ class Ring:
         if lane.word(PRODUCED) == lane.position:
             ready, _, _ = select.select([self.shared.completion_event], [], [], seconds)
             assert ready, "no completion came"
-            os.read(self.shared.completion_event, 8)
+            assert os.read(self.shared.completion_event, 8), "nobody posts completions any more"
         struct.pack_into("<I", lane.memory, lane.shared + SLEEPING, 0)
 
 

@@ -412,6 +412,92 @@ static void test_deferred_detach(void **state) {
   world_deinit(&world);
 }
 
+/* ---- drain ---- */
+
+/* The answers to a ring's drain come with this number. */
+static void drain_ask(struct world *world, uint64_t id, uint32_t request) {
+  const struct kvp_control_ring body = {.attachment_id = id};
+  assert_int_equal(
+      kvp_fd_socket_send(world->link.socket, KVP_CONTROL_RING_DRAIN, request, &body, sizeof body, NULL, 0), KVP_OK);
+}
+
+static void answer_expect(struct world *world, uint32_t request, enum kvp_status status) {
+  struct kvp_error error;
+  assert_int_equal(kvp_fd_socket_receive(world->link.socket, &world->link.message), KVP_OK);
+  assert_int_equal(world->link.message.kind, KVP_CONTROL_RESULT);
+  assert_int_equal(world->link.message.request, request);
+  memcpy(&error, world->link.message.body, sizeof error);
+  assert_int_equal(error.status, status);
+}
+
+static void store_post(struct exec_ring *ring, uint64_t tag, uint64_t wait_value) {
+  struct step_encoder encoder;
+  step_encoder_init(&encoder, 1, session, step_epoch);
+  op_points(world_add_store(&encoder, (int32_t[]){1}, 1), ready_word, wait_value, done_word, tag);
+  ring_post(ring, tag, &encoder);
+}
+
+/* What was accepted goes on to its end, which is told; nothing more is accepted, on this ring. */
+static void test_drain(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring, other;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  ring_attach(&world, &other, 2, session);
+  drain_ask(&world, 3, 900);
+  answer_expect(&world, 900, KVP_INVALID_ARGUMENT);
+  store_post(&ring, 1, 1);
+  (void)ring_expect(&ring, KVP_COMPLETION_ACCEPTED, 1);
+  drain_ask(&world, 1, 901);
+  drain_ask(&world, 2, 902);
+  answer_expect(&world, 902, KVP_OK); /* it has no steps */
+  store_post(&ring, 2, 0);
+  store_post(&other, 3, 0);
+  assert_int_equal(ring_expect(&ring, KVP_COMPLETION_REFUSED, 2).status, KVP_SHUTTING_DOWN);
+  assert_int_equal(ring_expect(&other, KVP_COMPLETION_REFUSED, 3).status, KVP_SHUTTING_DOWN);
+  assert_int_equal(atomic_load(&ring.words[done_word].value), 0);
+  word_set(&ring, ready_word, 1);
+  (void)ring_expect(&ring, KVP_COMPLETION_DONE, 1);
+  assert_int_equal(atomic_load(&ring.words[done_word].value), 1);
+  answer_expect(&world, 901, KVP_OK);
+  drain_ask(&world, 1, 903); /* again */
+  answer_expect(&world, 903, KVP_OK);
+  ring_detach(&world, &ring);
+  ring_detach(&world, &other);
+  world_deinit(&world);
+}
+
+/* A drain that waits ends with its ring, whatever ends that. */
+static void test_drains_end_with_their_rings(void **state) {
+  (void)state;
+  struct world world;
+  struct exec_ring ring, corrupt, left;
+  world_init(&world);
+  ring_attach(&world, &ring, 1, session);
+  ring_attach(&world, &corrupt, 2, session);
+  ring_attach(&world, &left, 3, session);
+  struct exec_ring *rings[] = {&ring, &corrupt, &left};
+  for (uint32_t i = 0; i < 3; i++) {
+    store_post(rings[i], 1, 1);
+    (void)ring_expect(rings[i], KVP_COMPLETION_ACCEPTED, 1);
+    drain_ask(&world, i + 1, 900 + i);
+  }
+  const struct kvp_control_ring body = {.attachment_id = 1};
+  assert_int_equal(kvp_fd_socket_send(world.link.socket, KVP_CONTROL_RING_DETACH, 910, &body, sizeof body, NULL, 0),
+                   KVP_OK);
+  answer_expect(&world, 900, KVP_OK);
+  answer_expect(&world, 910, KVP_OK);
+  assert_true(exec_ring_post(&corrupt, KVP_COMMAND_FENCE, 1, NULL, 0));
+  answer_expect(&world, 901, KVP_OK);
+  assert_int_equal(kvp_fd_socket_receive(world.link.socket, &world.link.message), KVP_OK);
+  assert_int_equal(world.link.message.kind, KVP_CONTROL_RING_FAILED);
+  exec_ring_close(&ring);
+  exec_ring_close(&corrupt);
+  exec_ring_close(&left);
+  world_deinit(&world); /* with a drain under way */
+}
+
 /* ---- leaks ---- */
 
 static int fds_of(pid_t pid) {
@@ -565,11 +651,18 @@ static void test_opened_memory_refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_store_and_load),         cmocka_unit_test(test_two_sessions),
-      cmocka_unit_test(test_waits_in_vain),          cmocka_unit_test(test_detach_with_waiting_steps),
-      cmocka_unit_test(test_end_with_rings),         cmocka_unit_test(test_corrupt_ring),
-      cmocka_unit_test(test_hostile_writer),         cmocka_unit_test(test_deferred_detach),
-      cmocka_unit_test(test_nothing_leaks),          cmocka_unit_test(test_opened_memory),
+      cmocka_unit_test(test_store_and_load),
+      cmocka_unit_test(test_two_sessions),
+      cmocka_unit_test(test_waits_in_vain),
+      cmocka_unit_test(test_detach_with_waiting_steps),
+      cmocka_unit_test(test_end_with_rings),
+      cmocka_unit_test(test_corrupt_ring),
+      cmocka_unit_test(test_hostile_writer),
+      cmocka_unit_test(test_deferred_detach),
+      cmocka_unit_test(test_drain),
+      cmocka_unit_test(test_drains_end_with_their_rings),
+      cmocka_unit_test(test_nothing_leaks),
+      cmocka_unit_test(test_opened_memory),
       cmocka_unit_test(test_opened_memory_refusals),
   };
   (void)alarm(watchdog_seconds);
