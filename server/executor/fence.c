@@ -1,28 +1,34 @@
 /* Fences, and the steps that they wait for. */
 #include "server/executor/fence.h"
 
+static struct kvp_owner_steps *steps_of(struct kvp_fences *fences, uint32_t owner) {
+  return &fences->owners[owner < kvp_fence_owners ? owner : kvp_fence_owners - 1];
+}
+
 void kvp_fences_step_accepted(struct kvp_fences *fences, struct kvp_step *step) {
+  struct kvp_owner_steps *steps = steps_of(fences, step->owner);
   step->serial = ++fences->accepted;
-  step->older = fences->newest;
+  step->older = steps->newest;
   step->newer = NULL;
-  if (fences->newest != NULL) {
-    fences->newest->newer = step;
+  if (steps->newest != NULL) {
+    steps->newest->newer = step;
   } else {
-    fences->oldest = step;
+    steps->oldest = step;
   }
-  fences->newest = step;
+  steps->newest = step;
 }
 
 void kvp_fences_step_ended(struct kvp_fences *fences, struct kvp_step *step) {
+  struct kvp_owner_steps *steps = steps_of(fences, step->owner);
   if (step->older != NULL) {
     step->older->newer = step->newer;
   } else {
-    fences->oldest = step->newer;
+    steps->oldest = step->newer;
   }
   if (step->newer != NULL) {
     step->newer->older = step->older;
   } else {
-    fences->newest = step->older;
+    steps->newest = step->older;
   }
 }
 
@@ -33,9 +39,13 @@ void kvp_fences_add(struct kvp_fences *fences, struct kvp_step *fence) {
 }
 
 struct kvp_step *kvp_fences_pop(struct kvp_fences *fences) {
-  const struct kvp_step *fence = fences->waiting.first;
-  if (fence == NULL || (fences->oldest != NULL && fences->oldest->serial <= fence->serial)) {
-    return NULL;
+  struct kvp_step *before = NULL;
+  for (struct kvp_step *fence = fences->waiting.first; fence != NULL; before = fence, fence = fence->next) {
+    const struct kvp_step *oldest = steps_of(fences, fence->owner)->oldest;
+    if (oldest == NULL || oldest->serial > fence->serial) {
+      kvp_step_list_remove(&fences->waiting, before, fence);
+      return fence;
+    }
   }
-  return kvp_step_list_pop(&fences->waiting);
+  return NULL;
 }

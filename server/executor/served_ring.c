@@ -37,7 +37,7 @@ void kvp_served_ring_init(struct kvp_served_ring *ring, struct kvp_ring *lanes, 
 static enum kvp_status spec_check(const struct kvp_control_ring *spec, int completion_event,
                                   struct kvp_error *error) {
   struct stat status;
-  if (spec->owner == 0 || spec->owner > UINT16_MAX) {
+  if (spec->owner == 0 || spec->owner > kvp_sessions_max) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "attachment %llu: owner %u is no session slot",
                          (unsigned long long)spec->attachment_id, spec->owner);
   }

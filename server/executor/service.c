@@ -340,20 +340,28 @@ static void step_take(struct kvp_service *service, struct kvp_served_ring *ring,
   kvp_dispatch_submit(&service->dispatch, queue, step);
 }
 
-static void fence_take(struct kvp_service *service, struct kvp_served_ring *ring,
+/* False: it makes no sense. */
+static bool fence_take(struct kvp_service *service, struct kvp_served_ring *ring,
                        const struct kvp_ring_record *record) {
+  struct kvp_wire_fence wire;
+  if (record->payload_bytes != sizeof wire) {
+    return false;
+  }
+  kvp_lane_copy_payload(&ring->ring->commands, record, &wire);
   struct kvp_step *fence = kvp_step_new(&service->steps, 0);
   if (fence == NULL) {
     kvp_log(KVP_LOG_ERROR, "out_of_memory", "fence=%llu", (unsigned long long)record->tag);
     service->failed = true;
-    return;
+    return true;
   }
   fence->tag = record->tag;
+  fence->owner = wire.owner;
   fence->ring = ring;
   kvp_step_count_as(fence, &ring->use);
   kvp_fences_add(&service->fences, fence);
   kvp_lane_advance(&ring->ring->commands, record);
   fences_look(service);
+  return true;
 }
 
 /* A record's kind; workers have only steps. False: it makes no sense. */
@@ -372,8 +380,7 @@ static bool record_take(struct kvp_service *service, struct kvp_served_ring *rin
     kvp_lane_advance(&ring->ring->commands, record);
     return true;
   case KVP_COMMAND_FENCE:
-    fence_take(service, ring, record);
-    return true;
+    return fence_take(service, ring, record);
   default:
     return false;
   }

@@ -28,6 +28,17 @@ struct kvp_step *kvp_step_list_pop(struct kvp_step_list *list) {
   return step;
 }
 
+void kvp_step_list_remove(struct kvp_step_list *list, struct kvp_step *before, struct kvp_step *step) {
+  if (before != NULL) {
+    before->next = step->next;
+  } else {
+    list->first = step->next;
+  }
+  if (list->last == step) {
+    list->last = before;
+  }
+}
+
 static void step_free(struct kvp_step *step) {
   kvp_arena_deinit(&step->arena);
   free(step);

@@ -101,7 +101,7 @@ struct kvp_step {
   struct kvp_error error; /* refused, or accepted and failed: why */
   struct kvp_step *next;  /* in the one list it is in: a queue's, or the finished */
   struct kvp_step *next_posting;
-  struct kvp_step *older, *newer; /* of those accepted that have not ended */
+  struct kvp_step *older, *newer; /* of its owner's that were accepted and have not ended */
   struct kvp_step *next_pending;  /* compressed_parts.h */
   struct kvp_step **pending_link;
 };
@@ -114,6 +114,8 @@ struct kvp_step_list {
 void kvp_step_list_push(struct kvp_step_list *list, struct kvp_step *step);
 /* NULL when it is empty. */
 struct kvp_step *kvp_step_list_pop(struct kvp_step_list *list);
+/* before: the one before it; NULL: it is the first. */
+void kvp_step_list_remove(struct kvp_step_list *list, struct kvp_step *before, struct kvp_step *step);
 
 /* Steps in use and steps kept for reuse. Zeroed: empty. */
 struct kvp_step_pool {

@@ -300,6 +300,15 @@ void kvp_attachment_device_serving(struct kvp_device *device) {
   }
 }
 
+bool kvp_attachment_has_ring(const struct kvp_device *device, uint16_t owner) {
+  const struct kvp_attachment *attachment = device->daemon->attachments.first;
+  while (attachment != NULL &&
+         !(attachment->ring_known && attachment->device == device && attachment->session->slot == owner)) {
+    attachment = attachment->next;
+  }
+  return attachment != NULL;
+}
+
 void kvp_attachment_ring_failed(struct kvp_device *device, const struct kvp_control_ring_failed *failed) {
   for (struct kvp_attachment *attachment = device->daemon->attachments.first; attachment != NULL;
        attachment = attachment->next) {

@@ -85,6 +85,9 @@ void kvp_attachment_ring_failed(struct kvp_device *device, const struct kvp_cont
 /* By buffer.c: one that was made here is gone. */
 void kvp_attachment_buffer_gone(struct kvp_attachment *attachment, uint64_t buffer_id);
 
+/* By step_fence.c: an executor has, or is about to have, a ring of this session's slot. */
+bool kvp_attachment_has_ring(const struct kvp_device *device, uint16_t owner);
+
 /* By attach_requests.c: what the worker may do next has changed. */
 void kvp_attachment_look(struct kvp_attachment *attachment);
 /* An ENDING one goes when nothing is owed any more. */

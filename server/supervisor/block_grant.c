@@ -55,7 +55,7 @@ static void give_back(struct kvp_daemon *daemon, struct kvp_pool *pool, const in
       kvp_lease_free(pool->leases, kvp_lease_owner_nobody, blocks, count, daemon->step_sequence, &error);
   assert(status == KVP_OK);
   (void)status;
-  (void)kvp_lease_reach(pool->leases, kvp_step_retired_fence(daemon));
+  (void)kvp_lease_reach(pool->leases, kvp_step_retired_of, daemon);
 }
 
 /* NULL: it has ended, and its slot may be another's. */

@@ -38,9 +38,8 @@ struct kvp_device *kvp_daemon_find_device(struct kvp_daemon *daemon, const char 
 }
 
 void kvp_daemon_steps_retired(struct kvp_daemon *daemon) {
-  uint64_t fence = kvp_step_retired_fence(daemon);
-  kvp_pool_reach_all(daemon, fence);
-  kvp_buffer_reach_all(daemon, fence);
+  kvp_pool_reach_all(daemon);
+  kvp_buffer_reach_all(daemon, kvp_step_retired_fence(daemon)); /* workers' steps: the executor waits for them */
   kvp_session_settle_all(daemon);
   kvp_daemon_look_again(daemon);
 }

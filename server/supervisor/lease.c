@@ -1,8 +1,7 @@
 /* The block allocator of one pool. Loop thread only.
  *
- * A block is in exactly one of three places: the set of free blocks, the owner table as leased, or the quarantine, a
- * linked list in the order of the frees. The list is cut into batches of one fence each; when more batches are open
- * than there is room for, the newest takes the next blocks too and the later fence, which is safe, only later. */
+ * A block is in exactly one of three places: the set of free blocks, the owner table as leased, or the quarantine of
+ * the owner that freed it, a linked list in the order of the frees. */
 #include "server/supervisor/lease.h"
 
 #include <assert.h>
@@ -10,10 +9,9 @@
 
 #include "server/supervisor/block_bitmap.h"
 
-enum { batches_max = 1024 };
-
-struct batch {
-  uint64_t fence;
+struct quarantine {
+  uint32_t first; /* while there are any */
+  uint32_t last;
   uint32_t count;
 };
 
@@ -21,17 +19,15 @@ struct kvp_lease_table {
   struct kvp_owner_table *table;
   struct kvp_block_bitmap free;
   struct kvp_block_bitmap seen; /* of the free call under way; empty between calls */
-  uint32_t *next;               /* [num_blocks], of the quarantine list */
-  uint32_t first;               /* of the quarantine list */
-  uint32_t last;
-  struct batch batches[batches_max]; /* a ring */
-  uint32_t batch_first;
-  uint32_t batch_count;
+  uint32_t *next;               /* [num_blocks], of a quarantine's list */
+  uint64_t *fences;             /* [num_blocks], of those in quarantine */
   uint32_t free_count;
   uint32_t leased_count;
   uint32_t quarantined_count;
-  uint32_t owned[kvp_lease_owner_nobody + 1];       /* leased, by owner */
-  uint32_t quarantined[kvp_lease_owner_nobody + 1]; /* by the owner that freed them */
+  uint32_t owned[kvp_lease_owner_nobody + 1]; /* leased, by owner */
+  struct quarantine quarantines[kvp_lease_owner_nobody + 1];
+  uint16_t waiting[kvp_lease_owner_nobody + 1]; /* owners with blocks in quarantine, in no order */
+  uint32_t waiting_count;
 };
 
 enum kvp_status kvp_lease_table_new(struct kvp_owner_table *table, struct kvp_lease_table **out,
@@ -43,8 +39,9 @@ enum kvp_status kvp_lease_table_new(struct kvp_owner_table *table, struct kvp_le
   }
   leases->table = table;
   leases->next = calloc(count, sizeof *leases->next);
-  if (leases->next == NULL) {
-    goto err_leases;
+  leases->fences = calloc(count, sizeof *leases->fences);
+  if (leases->next == NULL || leases->fences == NULL) {
+    goto err_next;
   }
   if (!kvp_block_bitmap_init(&leases->free, count)) {
     goto err_next;
@@ -63,8 +60,8 @@ enum kvp_status kvp_lease_table_new(struct kvp_owner_table *table, struct kvp_le
 err_free:
   kvp_block_bitmap_deinit(&leases->free);
 err_next:
+  free(leases->fences);
   free(leases->next);
-err_leases:
   free(leases);
 err_memory:
   return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for the block allocator of %u blocks", count);
@@ -73,6 +70,7 @@ err_memory:
 void kvp_lease_table_destroy(struct kvp_lease_table *leases) {
   kvp_block_bitmap_deinit(&leases->seen);
   kvp_block_bitmap_deinit(&leases->free);
+  free(leases->fences);
   free(leases->next);
   free(leases);
 }
@@ -162,40 +160,28 @@ void kvp_lease_pass_on(struct kvp_lease_table *leases, uint16_t owner, uint64_t 
   leases->owned[owner] += count;
 }
 
-/* Into the quarantine's last batch, which has this fence. The entry keeps owner and epoch. */
-static void quarantine_block(struct kvp_lease_table *leases, uint32_t block) {
+/* The entry keeps owner and epoch. */
+static void quarantine_block(struct kvp_lease_table *leases, uint16_t owner, uint32_t block, uint64_t fence) {
+  struct quarantine *quarantine = &leases->quarantines[owner];
   uint64_t entry = kvp_owner_table_get(leases->table, block);
-  kvp_owner_table_set(
-      leases->table, block,
-      kvp_owner_entry_make(kvp_owner_entry_epoch(entry), KVP_BLOCK_QUARANTINED, kvp_owner_entry_owner(entry)));
-  if (leases->quarantined_count == 0) {
-    leases->first = block;
+  kvp_owner_table_set(leases->table, block,
+                      kvp_owner_entry_make(kvp_owner_entry_epoch(entry), KVP_BLOCK_QUARANTINED, owner));
+  if (quarantine->count == 0) {
+    quarantine->first = block;
+    leases->waiting[leases->waiting_count++] = owner;
   } else {
-    leases->next[leases->last] = block;
+    assert(fence >= leases->fences[quarantine->last]);
+    leases->next[quarantine->last] = block;
   }
-  leases->last = block;
-  leases->quarantined_count++;
-}
-
-static void open_batch(struct kvp_lease_table *leases, uint64_t fence, uint32_t count) {
-  struct batch *last = NULL;
-  if (leases->batch_count > 0) {
-    last = &leases->batches[(leases->batch_first + leases->batch_count - 1) % batches_max];
-    assert(fence >= last->fence);
-  }
-  if (last != NULL && (last->fence == fence || leases->batch_count == batches_max)) {
-    last->fence = fence;
-    last->count += count;
-    return;
-  }
-  leases->batches[(leases->batch_first + leases->batch_count) % batches_max] = (struct batch){fence, count};
-  leases->batch_count++;
+  quarantine->last = block;
+  quarantine->count++;
+  leases->fences[block] = fence;
 }
 
 static void count_quarantined(struct kvp_lease_table *leases, uint16_t owner, uint32_t count) {
   leases->leased_count -= count;
   leases->owned[owner] -= count;
-  leases->quarantined[owner] += count;
+  leases->quarantined_count += count;
 }
 
 static bool may_free(uint64_t entry, uint16_t owner) {
@@ -240,9 +226,8 @@ enum kvp_status kvp_lease_free(struct kvp_lease_table *leases, uint16_t owner, c
   if (status != KVP_OK || count == 0) {
     return status;
   }
-  open_batch(leases, fence, count);
   for (uint32_t i = 0; i < count; i++) {
-    quarantine_block(leases, (uint32_t)blocks[i]);
+    quarantine_block(leases, owner, (uint32_t)blocks[i], fence);
   }
   count_quarantined(leases, owner, count);
   return KVP_OK;
@@ -254,11 +239,10 @@ uint32_t kvp_lease_free_all(struct kvp_lease_table *leases, uint16_t owner, uint
   if (count == 0) {
     return 0;
   }
-  open_batch(leases, fence, count);
   uint32_t left = count;
   for (uint32_t block = 0; left > 0; block++) {
     if (may_free(kvp_owner_table_get(leases->table, block), owner)) {
-      quarantine_block(leases, block);
+      quarantine_block(leases, owner, block, fence);
       left--;
     }
   }
@@ -266,28 +250,32 @@ uint32_t kvp_lease_free_all(struct kvp_lease_table *leases, uint16_t owner, uint
   return count;
 }
 
-static void return_first(struct kvp_lease_table *leases) {
-  uint32_t block = leases->first;
-  leases->first = leases->next[block];
+static void return_first(struct kvp_lease_table *leases, struct quarantine *quarantine) {
+  uint32_t block = quarantine->first;
+  quarantine->first = leases->next[block];
+  quarantine->count--;
   leases->quarantined_count--;
-  leases->quarantined[kvp_owner_entry_owner(kvp_owner_table_get(leases->table, block))]--;
   kvp_owner_table_set(leases->table, block, kvp_owner_entry_make(0, KVP_BLOCK_FREE, 0));
   kvp_block_bitmap_add(&leases->free, block);
   leases->free_count++;
 }
 
-uint32_t kvp_lease_reach(struct kvp_lease_table *leases, uint64_t fence) {
-  uint32_t returned = 0;
-  while (leases->batch_count > 0 && leases->batches[leases->batch_first].fence <= fence) {
-    uint32_t count = leases->batches[leases->batch_first].count;
-    leases->batch_first = (leases->batch_first + 1) % batches_max;
-    leases->batch_count--;
-    for (uint32_t i = 0; i < count; i++) {
-      return_first(leases);
+uint32_t kvp_lease_reach(struct kvp_lease_table *leases, kvp_lease_retired_fn retired, const void *context) {
+  uint32_t before = leases->free_count;
+  for (uint32_t i = 0; i < leases->waiting_count;) {
+    uint16_t owner = leases->waiting[i];
+    struct quarantine *quarantine = &leases->quarantines[owner];
+    uint64_t fence = retired(context, owner);
+    while (quarantine->count > 0 && leases->fences[quarantine->first] <= fence) {
+      return_first(leases, quarantine);
     }
-    returned += count;
+    if (quarantine->count == 0) {
+      leases->waiting[i] = leases->waiting[--leases->waiting_count];
+    } else {
+      i++;
+    }
   }
-  return returned;
+  return leases->free_count - before;
 }
 
 uint32_t kvp_lease_free_count(const struct kvp_lease_table *leases) {
@@ -307,5 +295,5 @@ uint32_t kvp_lease_owned_count(const struct kvp_lease_table *leases, uint16_t ow
 }
 
 uint32_t kvp_lease_quarantined_by(const struct kvp_lease_table *leases, uint16_t owner) {
-  return leases->quarantined[owner];
+  return leases->quarantines[owner].count;
 }

@@ -3,8 +3,9 @@
  * Truth is the owner table; this keeps the free blocks at hand and the quarantine in order. All or nothing: a call
  * that fails has changed nothing. Loop thread only.
  *
- * Quarantine: a freed block returns when every step accepted before the free has retired, on every placement. The
- * caller tells a fence at the free and later how far fences have been reached.
+ * Quarantine: a freed block returns when every step that may touch it has retired, on every placement: those of its
+ * owner, accepted before the free, and the daemon's own. The caller tells a fence at the free and later how far each
+ * owner's fences have been reached.
  */
 #ifndef KVPOOL_SUPERVISOR_LEASE_H
 #define KVPOOL_SUPERVISOR_LEASE_H
@@ -34,14 +35,16 @@ enum kvp_status kvp_lease_allocate_range(struct kvp_lease_table *leases, uint16_
 /* Blocks that kvp_lease_owner_nobody has become `owner`'s, assigned at `epoch`. */
 void kvp_lease_pass_on(struct kvp_lease_table *leases, uint16_t owner, uint64_t epoch, const int32_t *blocks,
                        uint32_t count);
-/* Blocks of `owner`, each once, out of the table from now on; they return when fences reach `fence`. Refused: a block
+/* Blocks of `owner`, each once, out of the table from now on; they return when its fences reach `fence`. Refused: a block
  * out of range, not owned, twice (position and value in the error). */
 enum kvp_status kvp_lease_free(struct kvp_lease_table *leases, uint16_t owner, const int32_t *blocks, uint32_t count,
                                uint64_t fence, struct kvp_error *error);
 /* Everything `owner` has. Returns how many. */
 uint32_t kvp_lease_free_all(struct kvp_lease_table *leases, uint16_t owner, uint64_t fence);
-/* Every step up to and including `fence` has retired. Fences only grow. Returns the blocks that became free. */
-uint32_t kvp_lease_reach(struct kvp_lease_table *leases, uint64_t fence);
+/* Every step up to and including this number that may touch what `owner` has freed has retired. */
+typedef uint64_t (*kvp_lease_retired_fn)(const void *context, uint16_t owner);
+/* Asks for each owner with blocks in quarantine. An owner's fences only grow. Returns how many became free. */
+uint32_t kvp_lease_reach(struct kvp_lease_table *leases, kvp_lease_retired_fn retired, const void *context);
 
 uint32_t kvp_lease_free_count(const struct kvp_lease_table *leases);
 uint32_t kvp_lease_leased_count(const struct kvp_lease_table *leases);

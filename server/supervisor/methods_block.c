@@ -119,10 +119,11 @@ static void on_free_blocks(void *context, struct kvp_rpc_call *call, struct kvp_
     kvp_rpc_call_fail(call, &error);
     return;
   }
-  if (kvp_lease_free(pool->leases, session->slot, blocks, count, kvp_step_fence(daemon), &error) == KVP_OK) {
+  uint64_t fence = kvp_step_fence(daemon, session->slot);
+  if (kvp_lease_free(pool->leases, session->slot, blocks, count, fence, &error) == KVP_OK) {
     session->blocks -= count;
     kvp_step_fence_post(daemon);
-    (void)kvp_lease_reach(pool->leases, kvp_step_retired_fence(daemon));
+    (void)kvp_lease_reach(pool->leases, kvp_step_retired_of, daemon);
     Kvpool__V1__FreeBlocksResponse reply = KVPOOL__V1__FREE_BLOCKS_RESPONSE__INIT;
     reply.epoch = daemon->epoch;
     kvp_rpc_call_finish(call, &reply.base);

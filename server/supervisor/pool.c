@@ -162,11 +162,11 @@ enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool
   return KVP_OK;
 }
 
-void kvp_pool_reach_all(struct kvp_daemon *daemon, uint64_t fence) {
+void kvp_pool_reach_all(struct kvp_daemon *daemon) {
   for (int i = 0; i < kvp_pools_max; i++) {
     struct kvp_pool *pool = daemon->pools.pools[i];
     if (pool != NULL && pool->serving) {
-      (void)kvp_lease_reach(pool->leases, fence);
+      (void)kvp_lease_reach(pool->leases, kvp_step_retired_of, daemon);
     }
   }
 }

@@ -62,8 +62,8 @@ struct kvp_placement *kvp_pool_placement(struct kvp_pool *pool, const struct kvp
 /* A new executor of this device: import memory and attach every pool placed there. done when all are. */
 void kvp_pool_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done,
                           void *context);
-/* Steps up to `fence` (struct kvp_daemon.step_sequence) have retired: quarantined blocks return. */
-void kvp_pool_reach_all(struct kvp_daemon *daemon, uint64_t fence);
+/* Steps have retired: quarantined blocks may return. */
+void kvp_pool_reach_all(struct kvp_daemon *daemon);
 /* Everything a session has leased, to quarantine. Returns how many blocks. */
 uint32_t kvp_pool_free_owner_all(struct kvp_daemon *daemon, uint16_t owner, uint64_t fence);
 /* Blocks of all pools that still name this owner, in quarantine. */

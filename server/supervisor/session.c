@@ -157,7 +157,7 @@ void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, c
   kvp_step_stream_end_all(daemon, session, reason);
   end_attachments(daemon, session, reason);
   end_stream(session, reason);
-  uint32_t blocks = kvp_pool_free_owner_all(daemon, session->slot, kvp_step_fence(daemon));
+  uint32_t blocks = kvp_pool_free_owner_all(daemon, session->slot, kvp_step_fence(daemon, session->slot));
   kvp_step_fence_post(daemon);
   assert(blocks == session->blocks);
   session->blocks = 0;
@@ -165,7 +165,7 @@ void kvp_session_close(struct kvp_daemon *daemon, struct kvp_session *session, c
           session->id, reason == NULL ? "the client ended its stream" : reason->text, blocks, session->buffer_count,
           session->steps_in_flight);
   kvp_buffer_release_all(daemon, session);
-  kvp_pool_reach_all(daemon, kvp_step_retired_fence(daemon));
+  kvp_pool_reach_all(daemon);
   session->state = KVP_SESSION_CLOSING; /* only now: until here nothing that ends could have settled it */
   daemon->sessions.closing_count++;
   kvp_step_drop_session(daemon, session);

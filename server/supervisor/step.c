@@ -446,11 +446,19 @@ void kvp_step_drop_waiting(struct kvp_device *device, const struct kvp_error *er
 uint64_t kvp_step_retired_fence(const struct kvp_daemon *daemon) {
   uint64_t fence = daemon->step_sequence;
   for (uint32_t i = 0; i < daemon->device_count; i++) {
-    const struct kvp_step_table *steps = &daemon->devices[i].steps;
-    uint64_t oldest = kvp_step_fence_oldest(&steps->fences);
-    if (steps->first != NULL && steps->first->sequence < oldest) {
-      oldest = steps->first->sequence;
+    const struct kvp_step *first = daemon->devices[i].steps.first;
+    if (first != NULL && first->sequence - 1 < fence) {
+      fence = first->sequence - 1;
     }
+  }
+  return fence;
+}
+
+uint64_t kvp_step_retired_of(const void *context, uint16_t owner) {
+  const struct kvp_daemon *daemon = context;
+  uint64_t fence = kvp_step_retired_fence(daemon);
+  for (uint32_t i = 0; i < daemon->device_count; i++) {
+    uint64_t oldest = kvp_step_fence_oldest(&daemon->devices[i].steps.fences, owner);
     if (oldest - 1 < fence) {
       fence = oldest - 1;
     }

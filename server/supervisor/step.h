@@ -84,8 +84,11 @@ void kvp_step_completion(struct kvp_device *device, const struct kvp_ring_record
 void kvp_step_device_lost(struct kvp_device *device);
 void kvp_step_post_waiting(struct kvp_device *device);
 
-/* The largest number such that every step and fence of every device up to it has retired. */
+/* The largest number such that every step of every device up to it has retired. */
 uint64_t kvp_step_retired_fence(const struct kvp_daemon *daemon);
+/* And every fence of this owner, a session's slot or kvp_lease_owner_nobody. context: the daemon; a
+ * kvp_lease_retired_fn. */
+uint64_t kvp_step_retired_of(const void *context, uint16_t owner);
 /* Ends everything not posted with *error: at shutdown, and when its device waits for too long. */
 void kvp_step_drop_waiting(struct kvp_device *device, const struct kvp_error *error);
 /* Frees the table's memory. Only when it is empty. */

@@ -13,30 +13,52 @@ static uint64_t fence_tag(uint64_t number) {
   return number << tag_bits | tag_mark;
 }
 
-uint64_t kvp_step_fence_oldest(const struct kvp_step_fences *fences) {
-  if (fences->posted_count > 0) {
-    return fences->posted[0];
+uint64_t kvp_step_fence_oldest(const struct kvp_step_fences *fences, uint16_t owner) {
+  if (owner > kvp_sessions_max) {
+    return UINT64_MAX; /* nobody's: no ring has it */
   }
-  return fences->waiting != 0 ? fences->waiting : UINT64_MAX;
+  const struct kvp_owner_fence *fence = &fences->of[owner];
+  if (fence->posted != 0) {
+    return fence->posted;
+  }
+  return fence->waiting != 0 ? fence->waiting : UINT64_MAX;
+}
+
+/* False: not now. */
+static bool fence_post(struct kvp_device *device, uint16_t owner) {
+  struct kvp_step_fences *fences = &device->steps.fences;
+  struct kvp_owner_fence *fence = &fences->of[owner];
+  const struct kvp_wire_fence wire = {.owner = owner};
+  /* When it can't be posted the lane is full, or the executor is dying and its `lost` is still to come. */
+  if (fences->posted_count == kvp_fences_posted_max ||
+      kvp_executor_link_post(device->link, KVP_COMMAND_FENCE, fence_tag(fence->waiting), &wire, sizeof wire) !=
+          KVP_OK) {
+    return false;
+  }
+  fence->posted = fence->waiting;
+  fence->waiting = 0;
+  fences->posted_count++;
+  fences->postable_count--;
+  return true;
 }
 
 void kvp_step_fence_post_waiting(struct kvp_device *device) {
   struct kvp_step_fences *fences = &device->steps.fences;
-  if (fences->waiting == 0 || fences->posted_count == kvp_fences_posted_max) {
-    return;
-  }
-  /* When it can't be posted the lane is full, or the executor is dying and its `lost` is still to come. */
-  if (kvp_executor_link_post(device->link, KVP_COMMAND_FENCE, fence_tag(fences->waiting), NULL, 0) == KVP_OK) {
-    fences->posted[fences->posted_count++] = fences->waiting;
-    fences->waiting = 0;
+  for (uint16_t owner = 1; owner <= kvp_sessions_max && fences->postable_count > 0; owner++) {
+    const struct kvp_owner_fence *fence = &fences->of[owner];
+    if (fence->waiting != 0 && fence->posted == 0 && !fence_post(device, owner)) {
+      return;
+    }
   }
 }
 
-uint64_t kvp_step_fence(struct kvp_daemon *daemon) {
+uint64_t kvp_step_fence(struct kvp_daemon *daemon, uint16_t owner) {
   for (uint32_t i = 0; i < daemon->device_count; i++) {
     struct kvp_device *device = &daemon->devices[i];
-    if (device->rings > 0 && device->steps.fences.waiting == 0) {
-      device->steps.fences.waiting = ++daemon->step_sequence;
+    struct kvp_owner_fence *fence = &device->steps.fences.of[owner];
+    if (fence->waiting == 0 && device->rings > 0 && kvp_attachment_has_ring(device, owner)) {
+      fence->waiting = ++daemon->step_sequence;
+      device->steps.fences.postable_count += fence->posted == 0;
     }
   }
   return daemon->step_sequence;
@@ -50,10 +72,15 @@ void kvp_step_fence_post(struct kvp_daemon *daemon) {
 
 bool kvp_step_fence_completion(struct kvp_device *device, const struct kvp_ring_record *record) {
   struct kvp_step_fences *fences = &device->steps.fences;
-  for (uint32_t i = 0; i < fences->posted_count; i++) {
-    if (fence_tag(fences->posted[i]) == record->tag && record->kind == KVP_COMPLETION_FENCED) {
+  if (record->kind != KVP_COMPLETION_FENCED) {
+    return false;
+  }
+  for (uint16_t owner = 1; owner <= kvp_sessions_max; owner++) {
+    struct kvp_owner_fence *fence = &fences->of[owner];
+    if (fence->posted != 0 && fence_tag(fence->posted) == record->tag) {
+      fence->posted = 0;
       fences->posted_count--;
-      memmove(&fences->posted[i], &fences->posted[i + 1], (fences->posted_count - i) * sizeof fences->posted[0]);
+      fences->postable_count += fence->waiting != 0;
       device->steps.retired = true;
       return true;
     }
@@ -62,9 +89,6 @@ bool kvp_step_fence_completion(struct kvp_device *device, const struct kvp_ring_
 }
 
 void kvp_step_fence_device_lost(struct kvp_device *device) {
-  struct kvp_step_fences *fences = &device->steps.fences;
-  if (fences->posted_count > 0 || fences->waiting != 0) {
-    memset(fences, 0, sizeof *fences);
-    device->steps.retired = true;
-  }
+  memset(&device->steps.fences, 0, sizeof device->steps.fences);
+  device->steps.retired = true;
 }

@@ -707,6 +707,45 @@ def test_a_freed_block_waits_for_steps_of_workers(client, session, attach, pool)
     other.close()
 
 
+def test_a_wait_of_one_session_holds_no_blocks_of_others(client, attach, pool):
+    """While a's step waits, b frees blocks and gets the very same again, with a worker and without, and ends; the block
+    that a's step names stays where it is, though it was freed before b's."""
+    a, b, without = (client.open_session(name) for name in ("a", "b", "without"))
+    waiter = attach(a)
+    [named, other] = a.allocate(pool.pool_id, 2)
+    ring = waiting_step(waiter, pool, [named], a.epoch)
+    a.free(pool.pool_id, [named])
+    worker = attach(b)
+    b_ring = Ring(worker.shared)
+    for i in range(5):
+        for session in (b, without):
+            blocks = session.allocate(pool.pool_id, 4)
+            assert named not in blocks
+            if session is b:
+                b_ring.post(1, i, zero_blocks(pool.pool_id, blocks, session.epoch))
+                assert b_ring.wait(i).kind == DONE
+            session.free(pool.pool_id, blocks)
+            wait_until(lambda: all(state_of(client, pool, block) == pb.BLOCK_FREE for block in blocks), "they are free")
+            first = int(min(blocks))
+            assert list(session.allocate_range(pool.pool_id, first, 1)) == [first]
+            session.free(pool.pool_id, [first])
+        a.free(pool.pool_id, [other])  # behind the first: it may have been named as well
+        [other] = a.allocate(pool.pool_id, 1)
+    worker.close()
+    b.close()
+    wait_until(lambda: {s.name for s in client.list_sessions()} == {"a", "without"}, "b gone")
+    assert state_of(client, pool, named) == pb.BLOCK_QUARANTINED
+    assert ring.take() is None and waiter.shared.word(512) == 0
+    with pytest.raises(RpcFailure) as caught:
+        without.allocate_range(pool.pool_id, int(named), 1)
+    assert caught.value.status == "in_use"
+    waiter.shared.set_word(3, 5)
+    assert ring.wait(1).kind == DONE
+    wait_until(lambda: state_of(client, pool, named) == pb.BLOCK_FREE, "the block free")
+    without.close()
+    a.close()
+
+
 def test_blocks_of_a_dead_worker_come_back(client, attach, pool):
     """Its session ends while a step of it waits for what nobody will signal any more."""
     session = client.open_session("short")

@@ -226,9 +226,11 @@ static void innocent_run(void) {
 
 static void fence_run(void) {
   static uint64_t tag;
-  void *place = kvp_lane_reserve(&supervisors_client.commands, 0);
+  const struct kvp_wire_fence fence = {.owner = 1};
+  void *place = kvp_lane_reserve(&supervisors_client.commands, sizeof fence);
   assert(place != NULL);
-  (void)kvp_lane_publish(&supervisors_client.commands, KVP_COMMAND_FENCE, ++tag, 0);
+  memcpy(place, &fence, sizeof fence);
+  (void)kvp_lane_publish(&supervisors_client.commands, KVP_COMMAND_FENCE, ++tag, sizeof fence);
   serve();
   const bool fenced = completion_take(&supervisors_client, KVP_COMPLETION_FENCED, tag);
   assert(fenced);

@@ -137,6 +137,11 @@ void rig_post_record(struct end *end, uint32_t kind, uint64_t tag, const void *p
   (void)kvp_lane_publish(&end->ring.commands, kind, tag, bytes);
 }
 
+void rig_post_fence(uint64_t tag, uint32_t owner) {
+  const struct kvp_wire_fence fence = {.owner = owner};
+  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, tag, &fence, sizeof fence);
+}
+
 void rig_post_step(struct end *end, uint64_t tag, struct step_encoder *encoder) {
   uint32_t bytes = 0;
   uint8_t *encoded = step_encoder_encode(encoder, &bytes);

@@ -70,6 +70,8 @@ struct end *rig_attach_with(uint32_t i, const struct kvp_ring_sizes *sizes, uint
 
 /* ---- steps ---- */
 
+/* The supervisor's. */
+void rig_post_fence(uint64_t tag, uint32_t owner);
 void rig_post_record(struct end *end, uint32_t kind, uint64_t tag, const void *payload, uint32_t bytes);
 /* The encoder is freed. */
 void rig_post_step(struct end *end, uint64_t tag, struct step_encoder *encoder);

@@ -39,7 +39,7 @@ static void test_detach(void **state) {
   rig_post(end, 4, 0, 0, 0, 0); /* not even taken */
   assert_int_equal(rig.device.launched, 2);
   assert_int_equal(rig.buffers[0].uses, 5);
-  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 1, NULL, 0);
+  rig_post_fence(1, session);
   rig_word_set(other, client_a, 1);
   rig_serve();
   fake_device_end_all(&rig.device);
@@ -210,7 +210,7 @@ static void test_ring_refusals(void **state) {
 
   spec.owner = 0; /* would own every block */
   assert_null(kvp_served_ring_new(&spec, fds, &rig.device.base, &error));
-  spec.owner = UINT16_MAX + 1;
+  spec.owner = kvp_sessions_max + 1;
   assert_null(kvp_served_ring_new(&spec, fds, &rig.device.base, &error));
   spec.owner = session;
   fds[KVP_CONTROL_RING_FD_COMPLETION_EVENT] = end->command_event;

@@ -338,17 +338,17 @@ static void test_deadlines(void **state) {
 static void test_fences(void **state) {
   (void)state;
   struct end *a = rig_attach(0), *b = rig_attach(1);
-  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 50, NULL, 0);
+  rig_post_fence(50, session);
   rig_serve();
   (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 50); /* there is nothing to wait for */
   rig_post(a, 1, client_a, 1, 0, 0);
   rig_post(b, 1, 0, 0, 0, 0);
   rig_serve();
-  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 51, NULL, 0);
+  rig_post_fence(51, session);
   rig_serve();
   rig_post(b, 2, client_b, 1, 0, 0); /* behind the fence */
   rig_serve();
-  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 52, NULL, 0);
+  rig_post_fence(52, session);
   rig_serve();
   rig_expect_nothing(&rig.supervisor);
   fake_device_end(&rig.device, 0); /* b's first */
@@ -364,9 +364,42 @@ static void test_fences(void **state) {
   rig_word_set(b, client_b, KVP_TIMELINE_POISON); /* a failed step has ended, too */
   rig_serve();
   (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 52);
-  rig_post_record(&rig.supervisor, KVP_COMMAND_FENCE, 53, NULL, 0);
+  rig_post_fence(53, session);
   rig_serve();
   (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 53);
+}
+
+/* A fence waits for one owner's steps, through all rings; others may wait as long as they like. */
+static void test_fences_of_owners(void **state) {
+  (void)state;
+  struct end *a = rig_attach(0), *b = rig_attach(1);
+  b->served->owner = other_session;
+  rig_post(a, 1, client_a, 1, 0, 0);
+  rig_serve();
+  rig_post_fence(50, session);
+  rig_post_fence(51, other_session);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 51);
+  struct step_encoder encoder;
+  rig_step_begin(&encoder);
+  rig_op_waits(rig_op_add_to(&encoder, other_buffer_id), client_b, 1);
+  rig_post_step(b, 1, &encoder);
+  rig_serve();
+  rig_post_fence(52, other_session);
+  rig_post_fence(53, session);
+  rig_post_fence(54, 1 << 20); /* numbers that no session has are one */
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 54);
+  rig_expect_nothing(&rig.supervisor);
+  rig_word_set(b, client_b, KVP_TIMELINE_POISON);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 52); /* though 50 was posted before */
+  rig_expect_nothing(&rig.supervisor);
+  rig_word_set(a, client_a, KVP_TIMELINE_POISON);
+  rig_serve();
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 50);
+  (void)rig_expect(&rig.supervisor, KVP_COMPLETION_FENCED, 53);
+  rig_expect_nothing(&rig.supervisor);
 }
 
 int main(void) {
@@ -382,6 +415,7 @@ int main(void) {
       RIG_TEST(test_longest_deadlines),
       RIG_TEST(test_deadlines),
       RIG_TEST(test_fences),
+      RIG_TEST(test_fences_of_owners),
   };
   (void)alarm(watchdog_seconds);
   return cmocka_run_group_tests(tests, NULL, NULL);

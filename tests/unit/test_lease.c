@@ -19,6 +19,21 @@ struct fixture {
   struct kvp_lease_table *leases;
 };
 
+/* Fences reached, by owner. */
+static uint64_t of_each(const void *context, uint16_t owner) {
+  const uint64_t *fences = context;
+  return fences[owner];
+}
+
+static uint64_t of_all(const void *context, uint16_t owner) {
+  (void)owner;
+  return *(const uint64_t *)context;
+}
+
+static uint32_t reach(struct kvp_lease_table *leases, uint64_t fence) {
+  return kvp_lease_reach(leases, of_all, &fence);
+}
+
 static void begin(struct fixture *fixture, uint32_t num_blocks) {
   struct kvp_error error;
   assert_int_equal(kvp_owner_table_init(&fixture->table, "test", num_blocks, &error), KVP_OK);
@@ -71,7 +86,7 @@ static void test_blocks_of_nobody(void **state) {
   assert_int_equal(kvp_lease_owned_count(f.leases, 1025), 2);
   assert_int_equal(kvp_lease_leased_count(f.leases), 6);
   assert_int_equal(kvp_lease_free(f.leases, 1025, blocks + 4, 2, 9, &error), KVP_OK);
-  assert_int_equal(kvp_lease_reach(f.leases, 9), 2);
+  assert_int_equal(reach(f.leases, 9), 2);
   assert_int_equal(kvp_lease_free_count(f.leases), 6);
   assert_int_equal(kvp_lease_free_all(f.leases, 7, 9), 4);
   end(&f);
@@ -138,18 +153,49 @@ static void test_quarantine_keeps_owner_and_epoch_until_the_fence(void **state) 
   assert_int_equal(kvp_lease_free(f.leases, 9, first, 1, 11, &error), KVP_NOT_OWNER);
   assert_int_equal(kvp_lease_allocate_range(f.leases, 9, 6, 2, 1, &error), KVP_IN_USE);
   assert_int_equal(kvp_lease_quarantined_by(f.leases, 9), 3);
-  assert_int_equal(kvp_lease_reach(f.leases, 9), 0);
-  assert_int_equal(kvp_lease_reach(f.leases, 10), 1);
+  assert_int_equal(reach(f.leases, 9), 0);
+  assert_int_equal(reach(f.leases, 10), 1);
   assert_int_equal(kvp_owner_table_get(&f.table, 2), 0);
   assert_int_equal(kvp_owner_table_get(&f.table, 1), entry(5, 3, 9));
-  assert_int_equal(kvp_lease_reach(f.leases, 100), 2);
+  assert_int_equal(reach(f.leases, 100), 2);
   assert_int_equal(kvp_lease_quarantined_by(f.leases, 9), 0);
   assert_int_equal(kvp_lease_free_count(f.leases), 3);
   assert_int_equal(kvp_lease_owned_count(f.leases, 9), 1);
   end(&f);
 }
 
-/* More frees than the quarantine tells apart: each block returns, none before its own fence. */
+/* What holds one owner's blocks holds nobody else's. */
+static void test_quarantines_are_the_owners_own(void **state) {
+  (void)state;
+  struct fixture f;
+  struct kvp_error error;
+  uint64_t fences[kvp_lease_owner_nobody + 1] = {[7] = 0, [9] = 0};
+  begin(&f, 6);
+  assert_int_equal(kvp_lease_allocate_range(f.leases, 7, 1, 0, 3, &error), KVP_OK);
+  assert_int_equal(kvp_lease_allocate_range(f.leases, 9, 2, 3, 3, &error), KVP_OK);
+  const int32_t of_seven[] = {2, 0}, of_nine[] = {3, 5}, later[] = {4};
+  assert_int_equal(kvp_lease_free(f.leases, 7, of_seven, 2, 10, &error), KVP_OK);
+  assert_int_equal(kvp_lease_free(f.leases, 9, of_nine, 2, 11, &error), KVP_OK);
+  assert_int_equal(kvp_lease_free(f.leases, 9, later, 1, 12, &error), KVP_OK);
+  fences[9] = 11;
+  assert_int_equal(kvp_lease_reach(f.leases, of_each, fences), 2);
+  assert_int_equal(kvp_owner_table_get(&f.table, 3) | kvp_owner_table_get(&f.table, 5), 0);
+  assert_int_equal(kvp_owner_table_get(&f.table, 4), entry(2, 3, 9));
+  assert_int_equal(kvp_owner_table_get(&f.table, 0), entry(1, 3, 7));
+  assert_int_equal(kvp_owner_table_get(&f.table, 2), entry(1, 3, 7));
+  assert_int_equal(kvp_lease_quarantined_by(f.leases, 7), 2);
+  assert_int_equal(kvp_lease_quarantined_by(f.leases, 9), 1);
+  assert_int_equal(kvp_lease_quarantined_count(f.leases), 3);
+  fences[7] = 10;
+  assert_int_equal(kvp_lease_reach(f.leases, of_each, fences), 2);
+  assert_int_equal(kvp_lease_reach(f.leases, of_each, fences), 0);
+  fences[9] = 12;
+  assert_int_equal(kvp_lease_reach(f.leases, of_each, fences), 1);
+  assert_int_equal(kvp_lease_free_count(f.leases), 5);
+  end(&f);
+}
+
+/* Each block returns, none before its own fence. */
 static void test_many_fences(void **state) {
   (void)state;
   enum { count = 5000 };
@@ -161,7 +207,7 @@ static void test_many_fences(void **state) {
     assert_int_equal(kvp_lease_free(f.leases, 1, &block, 1, (uint64_t)block + 1, &error), KVP_OK);
   }
   for (uint64_t fence = 1; fence <= count; fence++) {
-    (void)kvp_lease_reach(f.leases, fence);
+    (void)reach(f.leases, fence);
     for (uint64_t block = fence; block < count; block += 100) {
       assert_int_equal(kvp_owner_table_get(&f.table, (uint32_t)block), entry(1, 3, 1));
     }
@@ -318,22 +364,22 @@ static void random_free_all(struct model *model, struct fixture *f, uint16_t own
   }
 }
 
-static void random_reach(struct model *model, struct fixture *f, uint64_t reached) {
+static void random_reach(struct model *model, struct fixture *f, const uint64_t *reached) {
   uint32_t returned = 0;
   for (uint32_t b = 0; b < model->count; b++) {
-    if (model->blocks[b].state == 3 && model->blocks[b].fence <= reached) {
+    if (model->blocks[b].state == 3 && model->blocks[b].fence <= reached[model->blocks[b].owner]) {
       model->blocks[b] = (struct model_block){0};
       returned++;
     }
   }
-  assert_int_equal(kvp_lease_reach(f->leases, reached), returned);
+  assert_int_equal(kvp_lease_reach(f->leases, of_each, reached), returned);
 }
 
 static void run_model(uint32_t num_blocks, uint32_t operations) {
   struct fixture f;
   struct model model = {.count = num_blocks};
   uint64_t sequence = 0;
-  uint64_t reached = 0;
+  uint64_t reached[kvp_lease_owner_nobody + 1] = {0};
   begin(&f, num_blocks);
   for (uint32_t i = 0; i < operations; i++) {
     uint16_t owner = (uint16_t)(1 + random_below(model_owners));
@@ -348,7 +394,7 @@ static void run_model(uint32_t num_blocks, uint32_t operations) {
     } else if (what < 34) {
       random_free_all(&model, &f, owner, sequence);
     } else {
-      reached += random_below((uint32_t)(sequence - reached) + 1);
+      reached[owner] += random_below((uint32_t)(sequence - reached[owner]) + 1);
       random_reach(&model, &f, reached);
     }
     compare(&model, &f);
@@ -396,7 +442,7 @@ static void test_two_million_blocks(void **state) {
   double scanned = now_ms();
   assert_int_equal(kvp_lease_free_all(f.leases, 1, 0), count - 1);
   double freed = now_ms();
-  assert_int_equal(kvp_lease_reach(f.leases, 0), count);
+  assert_int_equal(reach(f.leases, 0), count);
   double returned = now_ms();
   print_message("per million blocks: allocate %.2f ms, scan for one %.2f ms, free all %.2f ms, return %.2f ms\n",
                 (allocated - started) / 2, (scanned - before_scan) / 2, (freed - scanned) / 2,
@@ -416,6 +462,7 @@ int main(void) {
       cmocka_unit_test(test_a_refused_free_changes_nothing),
       cmocka_unit_test(test_quarantine_keeps_owner_and_epoch_until_the_fence),
       cmocka_unit_test(test_many_fences),
+      cmocka_unit_test(test_quarantines_are_the_owners_own),
       cmocka_unit_test(test_random_calls_against_a_model),
       cmocka_unit_test(test_two_million_blocks),
   };

@@ -27,6 +27,7 @@ static struct {
   uint32_t count;
   struct {
     uint32_t kind;
+    uint32_t owner; /* of a fence */
     uint64_t tag;
   } posted[2 * kvp_ring_commands];
 } link_fake;
@@ -38,12 +39,28 @@ static uint32_t torn_told;
 enum kvp_status kvp_executor_link_post(struct kvp_executor_link *link, uint32_t kind, uint64_t tag,
                                        const void *payload, uint32_t payload_bytes) {
   assert_null(link);
-  assert_true(kind == KVP_COMMAND_STEP ? payload_bytes >= sizeof(struct kvp_wire_step) : payload == NULL);
+  struct kvp_wire_fence fence = {0};
+  if (kind == KVP_COMMAND_FENCE) {
+    assert_int_equal(payload_bytes, sizeof fence);
+    memcpy(&fence, payload, sizeof fence);
+  } else {
+    assert_true(kind == KVP_COMMAND_STEP ? payload_bytes >= sizeof(struct kvp_wire_step) : payload == NULL);
+  }
   if (link_fake.answer == KVP_OK) {
     link_fake.posted[link_fake.count].kind = kind;
+    link_fake.posted[link_fake.count].owner = fence.owner;
     link_fake.posted[link_fake.count++].tag = tag;
   }
   return link_fake.answer;
+}
+
+enum { a_slot = 5, other_slot = 6 };
+
+static uint16_t last_with_rings; /* slots up to this one, on devices with rings */
+
+bool kvp_attachment_has_ring(const struct kvp_device *where, uint16_t owner) {
+  assert_true(where->rings > 0);
+  return owner <= last_with_rings;
 }
 
 void kvp_daemon_steps_retired(struct kvp_daemon *retired) {
@@ -108,6 +125,7 @@ static const struct kvp_step_events step_events = {.accepted = on_accepted, .fin
 
 static int setup(void **state) {
   (void)state;
+  last_with_rings = other_slot;
   memset(&supervisor, 0, sizeof supervisor);
   memset(&session, 0, sizeof session);
   memset(&pool, 0, sizeof pool);
@@ -469,15 +487,15 @@ static void test_never_more_than_completions_fit(void **state) {
   (void)state;
   uint32_t queue = kvp_step_queue_open(device, true, NULL);
   config.steps_in_flight_max = 5000;
-  for (uint64_t i = 1; i <= 4065; i++) {
+  for (uint64_t i = 1; i <= 3969; i++) {
     assert_int_equal(submit(queue, i), KVP_OK);
   }
-  assert_int_equal(link_fake.count, 4064); /* (8192 - 64 fences) / 2 */
+  assert_int_equal(link_fake.count, 3968); /* (8192 - 256 fences) / 2 */
   const struct kvp_wire_report report = {0};
   kvp_step_abandon(device, NULL);
   complete(KVP_COMPLETION_DONE, 100, &report, sizeof report);
   kvp_step_post_waiting(device);
-  assert_int_equal(link_fake.count, 4065);
+  assert_int_equal(link_fake.count, 3969);
   kvp_step_abandon(device, &session);
   kvp_step_device_lost(device);
   assert_string_equal(events, "d101 ");
@@ -491,15 +509,24 @@ static void fenced(uint32_t posted) {
   complete(KVP_COMPLETION_FENCED, posted, NULL, 0);
 }
 
+static uint64_t retired_of(uint16_t owner) {
+  return kvp_step_retired_of(&supervisor, owner);
+}
+
 static void test_no_fence_without_rings(void **state) {
   (void)state;
   uint32_t queue = kvp_step_queue_open(device, true, NULL);
   assert_int_equal(submit(queue, 1), KVP_OK);
-  assert_int_equal(kvp_step_fence(&supervisor), 1);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 1);
+  kvp_step_fence_post(&supervisor);
+  device->rings = 1; /* another session's */
+  last_with_rings = a_slot;
+  assert_int_equal(kvp_step_fence(&supervisor, other_slot), 1);
   kvp_step_fence_post(&supervisor);
   assert_int_equal(link_fake.count, 1);
+  assert_int_equal(retired_of(a_slot), 0);
   done(0);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 1);
+  assert_int_equal(retired_of(a_slot), 1);
 }
 
 static void test_fence(void **state) {
@@ -507,80 +534,105 @@ static void test_fence(void **state) {
   uint32_t queue = kvp_step_queue_open(device, true, NULL);
   device->rings = 1;
   assert_int_equal(submit(queue, 1), KVP_OK);
-  assert_int_equal(kvp_step_fence(&supervisor), 2);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 2);
   assert_int_equal(link_fake.count, 1); /* what it fences off may be changed now */
   kvp_step_fence_post(&supervisor);
   assert_int_equal(link_fake.count, 2);
+  assert_int_equal(link_fake.posted[1].owner, a_slot);
   assert_int_equal(submit(queue, 3), KVP_OK);
   done(0);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 1); /* workers' steps may still run */
+  assert_int_equal(retired_of(a_slot), 1);     /* workers' steps may still run */
+  assert_int_equal(retired_of(other_slot), 2); /* which is nothing to others */
   done(2);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 1);
+  assert_int_equal(retired_of(a_slot), 1);
+  assert_int_equal(retired_of(other_slot), 3);
+  assert_int_equal(retired_of(kvp_lease_owner_nobody), 3);
+  assert_int_equal(kvp_step_retired_fence(&supervisor), 3);
   kvp_step_post_waiting(device);
   told_retired = 0;
   fenced(1);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 3);
+  assert_int_equal(retired_of(a_slot), 3);
   kvp_step_post_waiting(device);
   assert_int_equal(told_retired, 1);
   fenced(1); /* twice: it is nobody's now */
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 3);
+  assert_int_equal(retired_of(a_slot), 3);
 }
 
 static void test_fence_on_every_device_with_rings(void **state) {
   (void)state;
   struct kvp_device *other = &supervisor.devices[0];
   other->rings = device->rings = 1;
-  assert_int_equal(kvp_step_fence(&supervisor), 2);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 2);
   kvp_step_fence_post(&supervisor);
   assert_int_equal(link_fake.count, 2);
   fenced(1); /* the second device's */
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 0);
+  assert_int_equal(retired_of(a_slot), 0);
   kvp_step_device_lost(other); /* what ran there has ended */
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 2);
+  assert_int_equal(retired_of(a_slot), 2);
 }
 
-/* Fences that can't be posted are one, and take no room from steps. */
+/* One of a session is posted at a time; what is freed meanwhile waits for the next one together. */
+static void test_fences_of_a_session_are_one_behind_the_other(void **state) {
+  (void)state;
+  device->rings = 1;
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 1);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 2);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 2);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(link_fake.count, 1);
+  assert_int_equal(kvp_step_fence(&supervisor, other_slot), 3);
+  kvp_step_fence_post(&supervisor);
+  assert_int_equal(link_fake.count, 2);
+  assert_int_equal(link_fake.posted[1].owner, other_slot);
+  fenced(1);
+  assert_int_equal(retired_of(other_slot), 3);
+  assert_int_equal(retired_of(a_slot), 0);
+  fenced(0);
+  assert_int_equal(retired_of(a_slot), 1); /* the second has not even been posted */
+  kvp_step_post_waiting(device);
+  assert_int_equal(link_fake.count, 3);
+  assert_int_equal(link_fake.posted[2].owner, a_slot);
+  fenced(2);
+  assert_int_equal(retired_of(a_slot), 3);
+}
+
+/* However many sessions there are, fences take no more room from steps than is kept for them. */
 static void test_fences_are_few(void **state) {
   (void)state;
   device->rings = 1;
-  for (uint64_t i = 1; i <= kvp_fences_posted_max; i++) {
-    assert_int_equal(kvp_step_fence(&supervisor), i);
+  last_with_rings = kvp_sessions_max;
+  for (uint16_t owner = 1; owner <= kvp_sessions_max; owner++) {
+    assert_int_equal(kvp_step_fence(&supervisor, owner), owner);
     kvp_step_fence_post(&supervisor);
   }
-  assert_int_equal(kvp_step_fence(&supervisor), kvp_fences_posted_max + 1);
-  assert_int_equal(kvp_step_fence(&supervisor), kvp_fences_posted_max + 1);
-  kvp_step_fence_post(&supervisor);
   assert_int_equal(link_fake.count, kvp_fences_posted_max);
-  fenced(5);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 0); /* the first is still out */
-  kvp_step_post_waiting(device);
-  assert_int_equal(link_fake.count, kvp_fences_posted_max + 1);
-  for (uint32_t i = 0; i < kvp_fences_posted_max; i++) {
-    if (i != 5) {
-      fenced(i);
-    }
+  assert_int_equal(retired_of(kvp_sessions_max), kvp_sessions_max - 1);
+  for (uint32_t i = 0; i < kvp_sessions_max; i++) {
+    assert_int_equal(link_fake.posted[i].owner, i + 1);
+    fenced(i);
+    assert_int_equal(retired_of((uint16_t)(i + 1)), kvp_sessions_max);
+    kvp_step_post_waiting(device);
   }
-  assert_int_equal(kvp_step_retired_fence(&supervisor), kvp_fences_posted_max);
-  fenced(kvp_fences_posted_max);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), kvp_fences_posted_max + 1);
+  assert_int_equal(link_fake.count, kvp_sessions_max);
 }
 
 static void test_fence_waits_for_the_lane(void **state) {
   (void)state;
   device->rings = 1;
   link_fake.answer = KVP_BUSY;
-  assert_int_equal(kvp_step_fence(&supervisor), 1);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 1);
   kvp_step_fence_post(&supervisor);
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 0);
+  assert_int_equal(retired_of(a_slot), 0);
   link_fake.answer = KVP_OK;
   kvp_step_post_waiting(device);
   assert_int_equal(link_fake.count, 1);
   link_fake.answer = KVP_DEVICE_LOST;
-  assert_int_equal(kvp_step_fence(&supervisor), 2);
+  assert_int_equal(kvp_step_fence(&supervisor, a_slot), 2);
   kvp_step_fence_post(&supervisor);
   told_retired = 0;
   kvp_step_device_lost(device); /* posted or not */
-  assert_int_equal(kvp_step_retired_fence(&supervisor), 2);
+  assert_int_equal(retired_of(a_slot), 2);
   assert_int_equal(told_retired, 1);
 }
 
@@ -602,6 +654,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_no_fence_without_rings, setup, teardown),
       cmocka_unit_test_setup_teardown(test_fence, setup, teardown),
       cmocka_unit_test_setup_teardown(test_fence_on_every_device_with_rings, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_fences_of_a_session_are_one_behind_the_other, setup, teardown),
       cmocka_unit_test_setup_teardown(test_fences_are_few, setup, teardown),
       cmocka_unit_test_setup_teardown(test_fence_waits_for_the_lane, setup, teardown),
   };
