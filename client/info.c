@@ -26,6 +26,7 @@ static void device_from(const Kvpool__V1__Device *from, kvpool_device_info *out)
       .memory_left_bytes = from->memory_left_bytes,
       .memory_others_bytes = from->memory_others_bytes,
       .memory_granularity_bytes = from->memory_granularity_bytes,
+      .ring_bytes = from->ring_bytes,
   };
   (void)snprintf(out->name, sizeof out->name, "%s", from->name);
   (void)snprintf(out->description, sizeof out->description, "%s", from->description);

@@ -36,6 +36,7 @@ static json_t *device_json(const kvpool_device_info *device) {
   kvp_ctl_json_integer(object, "memory_limit_bytes", (int64_t)device->memory_limit_bytes);
   kvp_ctl_json_integer(object, "pool_bytes", (int64_t)device->pool_bytes);
   kvp_ctl_json_integer(object, "buffer_bytes", (int64_t)device->buffer_bytes);
+  kvp_ctl_json_integer(object, "ring_bytes", (int64_t)device->ring_bytes);
   kvp_ctl_json_integer(object, "memory_left_bytes", (int64_t)device->memory_left_bytes);
   kvp_ctl_json_integer(object, "memory_others_bytes", (int64_t)device->memory_others_bytes);
   kvp_ctl_json_integer(object, "memory_granularity_bytes", (int64_t)device->memory_granularity_bytes);
@@ -126,13 +127,14 @@ static void states_print(const struct kvp_ctl *ctl, const kvpool_server_info *in
 }
 
 static void memory_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
-  static const char *const columns[] = {"MEMORY OF", ">USED", "?",        ">LIMIT",      ">POOLS",
-                                        ">BUFFERS",  ">LEFT", "?>OTHERS", "?>DEVICE HAS"};
+  static const char *const columns[] = {"MEMORY OF", ">USED",  "?",     ">LIMIT",   ">POOLS",
+                                        ">BUFFERS",  ">RINGS", ">LEFT", "?>OTHERS", "?>DEVICE HAS"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
     uint64_t limit = device->memory_limit_bytes;
-    uint64_t used = device->pool_bytes + device->buffer_bytes;
+    uint64_t of_rings = strncmp(device->name, "host:", 5) == 0 ? device->ring_bytes : 0; /* else another memory's */
+    uint64_t used = device->pool_bytes + device->buffer_bytes + of_rings;
     kvp_ctl_table_row(table);
     kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%s", device_label(device).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_percent(used, limit).text);
@@ -140,6 +142,7 @@ static void memory_print(const struct kvp_ctl *ctl, const kvpool_server_info *in
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(limit).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->pool_bytes).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->buffer_bytes).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->ring_bytes).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_bytes(device->memory_left_bytes).text);
     kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s", kvp_ctl_bytes(device->memory_others_bytes).text);
     kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s", kvp_ctl_bytes(device->memory_bytes).text);

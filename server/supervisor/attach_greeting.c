@@ -79,10 +79,14 @@ static enum kvp_status attach(struct kvp_attachment *attachment, const struct kv
   if (status != KVP_OK) {
     return status;
   }
+  status = kvp_device_charge_ring(device, kvp_attach_ring_bytes(), error);
+  if (status != KVP_OK) {
+    goto err_fds;
+  }
   attachment->queue = kvp_step_queue_open(device, false, error);
   if (attachment->queue == 0) {
-    kvp_fd_budget_release(&daemon->fds, kvp_attachment_fds);
-    return (enum kvp_status)error->status;
+    status = (enum kvp_status)error->status;
+    goto err_ring;
   }
   attachment->id = ++daemon->attachments.next_id;
   attachment->session = session;
@@ -93,6 +97,12 @@ static enum kvp_status attach(struct kvp_attachment *attachment, const struct kv
   daemon->attachments.count++;
   daemon->attachments.greeting_count--;
   return kvp_attachment_make_ring(attachment, error);
+
+err_ring:
+  kvp_device_release_ring(device, kvp_attach_ring_bytes());
+err_fds:
+  kvp_fd_budget_release(&daemon->fds, kvp_attachment_fds);
+  return status;
 }
 
 static void take_hello(struct kvp_attachment *attachment, const struct kvp_fd_message *message) {

@@ -73,9 +73,17 @@ void kvp_attach_ring_poison(struct kvp_attach_ring *ring) {
 /* ---- ring -------------------------------------------------------------------------------------------------------
  */
 
+static const struct kvp_ring_sizes sizes = {kvp_worker_ring_commands, kvp_worker_ring_completions,
+                                            kvp_worker_ring_command_arena_bytes,
+                                            kvp_worker_ring_completion_arena_bytes};
+
+uint64_t kvp_attach_ring_bytes(void) {
+  const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+  const uint64_t status_pages = (sizeof(struct kvp_attach_status) + page_bytes - 1) / page_bytes;
+  return kvp_ring_bytes(&sizes) + kvp_timeline_bytes + status_pages * page_bytes;
+}
+
 static enum kvp_status lanes_init(struct kvp_attach_ring *ring, struct kvp_error *error) {
-  const struct kvp_ring_sizes sizes = {kvp_worker_ring_commands, kvp_worker_ring_completions,
-                                       kvp_worker_ring_command_arena_bytes, kvp_worker_ring_completion_arena_bytes};
   ring->ring = kvp_ring_create("kvpool-worker-ring", &sizes, error);
   if (ring->ring < 0) {
     return (enum kvp_status)error->status;

@@ -29,6 +29,8 @@ struct kvp_attach_ring {
 /* Descriptors that one takes at most. */
 enum { kvp_attach_ring_fds = 6 };
 
+/* What one takes of the host's memory, in whole pages. */
+uint64_t kvp_attach_ring_bytes(void);
 /* status SERVING of this generation. Nothing is left on an error. */
 enum kvp_status kvp_attach_ring_init(struct kvp_attach_ring *ring, uint64_t generation, struct kvp_error *error);
 /* Idempotent, like the next one. */

@@ -1,7 +1,8 @@
 /* Attachments: their coming, their end, and what becomes of them when their executor dies. Loop thread only.
  *
  * Always holds: an attachment is in the daemon's list from its connection until it is gone; it holds a queue number,
- * a place in its session and kvp_attachment_fds descriptors of the budget as long as it has a session. */
+ * a place in its session, a ring's bytes of its device and kvp_attachment_fds descriptors of the budget as long as it
+ * has a session. */
 #include "server/supervisor/attachment.h"
 
 #include <assert.h>
@@ -36,6 +37,7 @@ static void attachment_free(struct kvp_attachment *attachment) {
   if (session != NULL) {
     kvp_step_queue_close(attachment->device, attachment->queue);
     kvp_fd_budget_release(&daemon->fds, kvp_attachment_fds);
+    kvp_device_release_ring(attachment->device, kvp_attach_ring_bytes());
     daemon->attachments.count--;
     session->attachments--;
   }

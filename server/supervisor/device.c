@@ -158,17 +158,35 @@ static void on_memory_free(void *context, struct kvp_executor_link *link, uint64
   }
 }
 
+enum kvp_status kvp_device_charge_ring(struct kvp_device *device, uint64_t bytes, struct kvp_error *error) {
+  if (is_host(device->name) && kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_RING, "a worker's ring",
+                                                 bytes, bytes, error) != KVP_OK) {
+    error->status = KVP_QUOTA_EXCEEDED; /* the host has the memory: it is promised to pools and buffers */
+    return KVP_QUOTA_EXCEEDED;
+  }
+  device->ring_bytes += bytes;
+  return KVP_OK;
+}
+
+void kvp_device_release_ring(struct kvp_device *device, uint64_t bytes) {
+  if (is_host(device->name)) {
+    kvp_ledger_release(&device->ledger, KVP_LEDGER_RING, bytes);
+  }
+  device->ring_bytes -= bytes;
+}
+
 void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error) {
   const struct kvp_ledger *ledger = &device->ledger;
   if (error->status != KVP_OUT_OF_MEMORY) {
     return;
   }
   const size_t used = strlen(error->text);
-  (void)snprintf(error->text + used, sizeof error->text - used,
-                 "; %s has %" PRIu64 " bytes in pools and %" PRIu64 " in buffers, this one counted, %" PRIu64
-                 " in contexts and other processes, and %" PRIu64 " of %" PRIu64 " left",
-                 device->name, ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER],
-                 device->others_bytes, kvp_ledger_left_bytes(ledger), ledger->limit_bytes);
+  (void)snprintf(
+      error->text + used, sizeof error->text - used,
+      "; %s has %" PRIu64 " bytes in pools, %" PRIu64 " in buffers, this one counted, and %" PRIu64
+      " in workers' rings, %" PRIu64 " in contexts and other processes, and %" PRIu64 " of %" PRIu64 " left",
+      device->name, ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER],
+      ledger->used_bytes[KVP_LEDGER_RING], device->others_bytes, kvp_ledger_left_bytes(ledger), ledger->limit_bytes);
 }
 
 /* ---- events -----------------------------------------------------------------------------------------------------

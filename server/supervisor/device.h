@@ -20,6 +20,7 @@ struct kvp_device {
   struct kvp_ledger ledger;
   struct kvp_step_table steps; /* waiting and in flight */
   uint32_t rings;              /* of workers that its executor has been told of and has not said to be rid of */
+  uint64_t ring_bytes;         /* host memory of attachments to it; a host device's ledger has them, too */
   bool limit_known;            /* the ledger's limit is decided once, by the first executor */
   uint64_t memory_bytes;       /* the latest executor's figure */
   uint64_t others_bytes;       /* of them: contexts, other processes; as the latest look found it */
@@ -32,6 +33,11 @@ struct kvp_device {
 enum kvp_status kvp_device_init(struct kvp_daemon *daemon, uint32_t index, const char *name, struct kvp_error *error);
 /* Its link is STOPPED. */
 void kvp_device_deinit(struct kvp_device *device);
+
+/* A worker's ring of so many bytes of host memory: refused as quota_exceeded where that is the device's and there is no
+ * room for it. */
+enum kvp_status kvp_device_charge_ring(struct kvp_device *device, uint64_t bytes, struct kvp_error *error);
+void kvp_device_release_ring(struct kvp_device *device, uint64_t bytes);
 
 /* Adds to an out_of_memory of its executor, of memory that is charged: what the ledger knows. */
 void kvp_device_explain_memory(const struct kvp_device *device, struct kvp_error *error);

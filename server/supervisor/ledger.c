@@ -38,9 +38,10 @@ enum kvp_status kvp_ledger_charge(struct kvp_ledger *ledger, const char *device,
     }
     return kvp_error_set(error, KVP_OUT_OF_MEMORY,
                          "%s asks for %" PRIu64 " bytes on %s%s: %" PRIu64 " of %" PRIu64 " are left (%" PRIu64
-                         " in pools, %" PRIu64 " in buffers)",
+                         " in pools, %" PRIu64 " in buffers, %" PRIu64 " in workers' rings)",
                          what, asked_bytes, device, taken, left, ledger->limit_bytes,
-                         ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER]);
+                         ledger->used_bytes[KVP_LEDGER_POOL], ledger->used_bytes[KVP_LEDGER_BUFFER],
+                         ledger->used_bytes[KVP_LEDGER_RING]);
   }
   ledger->used_bytes[use] += bytes;
   return KVP_OK;

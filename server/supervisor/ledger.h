@@ -7,7 +7,7 @@
 
 #include "proto/status.h"
 
-enum kvp_ledger_use { KVP_LEDGER_POOL, KVP_LEDGER_BUFFER, kvp_ledger_use_count };
+enum kvp_ledger_use { KVP_LEDGER_POOL, KVP_LEDGER_BUFFER, KVP_LEDGER_RING, kvp_ledger_use_count };
 
 struct kvp_ledger {
   uint64_t limit_bytes;       /* 0: not known yet, everything is refused */

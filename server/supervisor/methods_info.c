@@ -47,6 +47,7 @@ static void fill_device(Kvpool__V1__Device *out, const struct kvp_device *device
   out->memory_limit_bytes = device->ledger.limit_bytes;
   out->pool_bytes = device->ledger.used_bytes[KVP_LEDGER_POOL];
   out->buffer_bytes = device->ledger.used_bytes[KVP_LEDGER_BUFFER];
+  out->ring_bytes = device->ring_bytes;
   out->memory_left_bytes = kvp_ledger_left_bytes(&device->ledger);
   out->memory_others_bytes = device->others_bytes;
   out->steps_in_flight = device->steps.count;

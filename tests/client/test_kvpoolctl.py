@@ -195,7 +195,7 @@ def test_info_of_gpus(start_daemon, tmp_path, monkeypatch):
     client.create_pool("p", 64, 4, [dict(name="kv", format="v41", num_layers=1)])  # 135,168 bytes: one piece of 2 MiB
     text = tool.run("info").stdout
     assert re.search(r"^cuda:0 +serving .* MPS +a GPU that is none; driver 1\.2\.3, CUDA 4\.5$", text, re.M)
-    assert re.search(r"^cuda:0 +0\.0 % +\S+ +71\.0 GiB +2\.0 MiB +0 B +71\.0 GiB +8\.0 GiB +80\.0 GiB$", text, re.M)
+    assert re.search(r"^cuda:0 +0\.0 % +\S+ +71\.0 GiB +2\.0 MiB +0 B +0 B +71\.0 GiB +8\.0 GiB +80\.0 GiB$", text, re.M)
     assert re.search(r"^cuda:GPU-2d0f4a51\.\.\. +serving ", text, re.M)
     busy.write_text("processes 17 and 18 have to end\n")
     os.kill(client.device(by_uuid).executor_pid, signal.SIGKILL)

@@ -312,6 +312,42 @@ def test_attachments_of_a_session_are_counted(client, session, attach):
     other.close()
 
 
+# The ring of test_what_an_attached_worker_gets, timelines, and a page for the status.
+RING_BYTES = 4096 + 64 * 1024 + 128 * 1024 + (12 << 20) + 64 * 1024 + 4096
+
+
+@host_only
+def test_memory_of_rings_is_the_device_s(start_daemon):
+    """Each is charged where pools and buffers are, and one that there is no room for is refused."""
+    daemon = start_daemon(device_memory=str(3 * RING_BYTES + 1000))
+    client = daemon.client()
+    session, path = client.open_session(), client.info().attach_socket
+
+    def told():
+        device = client.device()
+        return device.ring_bytes, device.memory_left_bytes
+    made = [Attachment(path, session.ref) for _ in range(2)]
+    assert told() == (2 * RING_BYTES, RING_BYTES + 1000)
+    buffer = session.create_buffer(1001)
+    with pytest.raises(Refused) as caught:
+        Attachment(path, session.ref)
+    assert caught.value.status == "quota_exceeded"
+    assert str(RING_BYTES) in caught.value.text and f"{2 * RING_BYTES} in workers' rings" in caught.value.text
+    buffer.release()
+    made.append(Attachment(path, session.ref))
+    assert told() == (3 * RING_BYTES, 1000)
+    with pytest.raises(RpcFailure) as refused:
+        session.create_buffer(1001)
+    assert refused.value.status == "out_of_memory"
+    os.kill(client.device().executor_pid, signal.SIGKILL)  # the next one's rings are instead of these
+    for attachment in made:
+        attachment.wait_event(wire.DEVICE_RESTORED).close()
+    assert told() == (3 * RING_BYTES, 1000)
+    for attachment in made:
+        attachment.close()
+    wait_until(lambda: told() == (0, 3 * RING_BYTES + 1000), "all of it left")
+
+
 # ---- pools ---------------------------------------------------------------------------------------------------------
 
 

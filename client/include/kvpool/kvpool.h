@@ -165,6 +165,7 @@ typedef struct kvpool_device_info {
   uint64_t memory_others_bytes; /* in use by contexts and other processes, as of some seconds ago */
   uint64_t memory_granularity_bytes;
   char waiting_for[384]; /* KVPOOL_DEVICE_WAITING, _REFUSED: why, in its executor's words; "" otherwise */
+  uint64_t ring_bytes;   /* host memory of workers' rings; of a host device, part of memory_limit_bytes */
 } kvpool_device_info;
 
 /* One entry of the format catalogue. Field by field FORMATS.md's descriptor and the sizes that follow from it. */

@@ -28,7 +28,7 @@ class DeviceInfo(Structure):
                 ("steps_in_flight", c_uint64), ("steps_done", c_uint64), ("description", c_char * 256),
                 ("driver", NAME), ("mps", c_bool), ("memory_bytes", c_uint64), ("memory_left_bytes", c_uint64),
                 ("memory_others_bytes", c_uint64), ("memory_granularity_bytes", c_uint64),
-                ("waiting_for", c_char * 384)]
+                ("waiting_for", c_char * 384), ("ring_bytes", c_uint64)]
 
 
 class FormatInfo(Structure):
