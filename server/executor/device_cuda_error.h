@@ -25,6 +25,13 @@ enum kvp_status kvp_cuda_error_set(struct kvp_cuda_device *device, int code, con
                                    struct kvp_error *error, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* Of a call about memory that a worker brought: unless memory is lacking, or the context has stopped answering, the worker
+ * is told that what it brought is refused, whatever the code. Drivers say 201, 999 and others to handles that make no
+ * sense, which from any other call mean a context that is lost. */
+enum kvp_status kvp_cuda_foreign_error_set(struct kvp_cuda_device *device, int code, const char *call,
+                                           struct kvp_error *error, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
 /* Nothing works from here on; the first call that finds it is kept. Any thread. */
 void kvp_cuda_lose(struct kvp_cuda_device *device, int code, const char *call);
 enum kvp_status kvp_cuda_lost_error(const struct kvp_cuda_device *device, struct kvp_error *error);
