@@ -87,7 +87,11 @@ struct kvp_control_buffer {
   uint64_t memory_id;
   uint64_t bytes;
   uint32_t owner; /* session slot */
-  uint32_t reserved;
+  uint32_t flags; /* enum kvp_control_buffer_flag */
+};
+
+enum kvp_control_buffer_flag {
+  KVP_BUFFER_LOST = 1, /* it has no memory any more: steps that name it are told so */
 };
 
 struct kvp_control_free {

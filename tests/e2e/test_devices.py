@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from support.client import Step
-from support.daemon import build_dir, fake_executor_path
+from support.daemon import fake_cuda_executor_path, fake_executor_path
 from support.errors import RpcFailure
 from support.process import wait_until
 from support.stubs import pb
@@ -355,7 +355,7 @@ def test_a_device_that_is_refused_later(start_gpu, tmp_path, monkeypatch):
 
 def test_a_pool_that_costs_every_executor_its_life(start_daemon, monkeypatch):
     """Each one is ready, and dies of the pool that the configuration wants: the start ends, too."""
-    executor = build_dir() / "tests" / "unit" / "kvpool-exec-fake-cuda"
+    executor = fake_cuda_executor_path()
     if not executor.exists():
         pytest.skip("this build has no CUDA")
     monkeypatch.setenv("FAKE_CUDA_ERROR", "cudaMemsetAsync:700")

@@ -41,6 +41,11 @@ def fake_executor_path():
     return build_dir() / "tests" / "unit" / "fake_executor"
 
 
+def fake_cuda_executor_path():
+    """A kvpool-exec on a CUDA in host memory (tests/unit/fake_cuda.c); builds without CUDA have none."""
+    return build_dir() / "tests" / "unit" / "kvpool-exec-fake-cuda"
+
+
 class Daemon:
     """Start with `Daemon(flags...)`, end with stop() or kill(); both leave nothing behind or fail."""
 
