@@ -78,7 +78,9 @@ class Memory:
 
 
 def ipc_handle(fd, owner=0, device=0, count=ALLOCATION, holder=None):
-    return struct.pack("<8siiiiQQI20x", b"fakeipc", os.getpid() if holder is None else holder, fd, owner, device, count, 0, 0)
+    """As tests/unit/fake_cuda_handle.h has it."""
+    holder = os.getpid() if holder is None else holder
+    return struct.pack("<8siiiiQQI20x", b"fakeipc", holder, fd, owner, device, count, 0, 0)
 
 
 def mapped(client, name):
@@ -114,7 +116,8 @@ def check_store(client, session, pool, ring, tag, buffer, block, rows):
     assert end.kind == DONE, end.error.text
     out = session.create_buffer(BYTES, DEVICE)
     step = Step()
-    step.load(pb.RegionRef(pool_id=pool.pool_id, region=0, layer=0), [[block, 0, TOKENS, 0]], ROWS, out.view(0, ROWS, V41.row_bytes))
+    step.load(pb.RegionRef(pool_id=pool.pool_id, region=0, layer=0), [[block, 0, TOKENS, 0]], ROWS,
+              out.view(0, ROWS, V41.row_bytes))
     session.run(step)
     assert out.read(0, BYTES).tobytes() == reference.cast_back(V41, rows).tobytes()
     out.release()
@@ -229,7 +232,8 @@ def test_an_executor_dies(daemon, client, session, attach, pool, rng):
     assert refusal.kind == REFUSED and wire.STATUS_MAP[refusal.error.status][0] == "unknown_buffer"
     assert f"buffer {lost.buffer_id} is lost".encode() in refusal.error.text
     [line] = [line for line in daemon.log.splitlines() if "buffer_lost" in line]
-    assert f"session={session.ref.session_id} buffer={lost.buffer_id} bytes={BYTES} " in line and "cuIpcOpenMemHandle" in line
+    assert f"session={session.ref.session_id} buffer={lost.buffer_id} bytes={BYTES} " in line
+    assert "cuIpcOpenMemHandle" in line
     attachment.release_buffer(lost.buffer_id)
     for buffer in (*buffers, same):
         attachment.release_buffer(buffer.buffer_id)

@@ -15,7 +15,7 @@ stages=(smoke golden differential hostile large sanitizer daemon faults workers 
 optional=(ncu) # only where --only names them
 declare -A limits=(
   [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=240 [faults]=150
-  [workers]=120 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
+  [workers]=150 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
 )
 build=
 only=
