@@ -32,7 +32,7 @@ static enum kvp_status allocation_look(struct kvp_cuda_device *device, struct kv
   /* A small allocation is a part of a block that is shared as a whole: its begin isn't the block's. */
   allocation->bytes = base + bytes - allocation->begin;
   code = device->driver.pointer_attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, allocation->begin);
-  if (code == CUDA_SUCCESS && ordinal != device->ordinal) {
+  if (code == CUDA_SUCCESS && ordinal >= 0 && ordinal != device->ordinal) {
     return kvp_error_set(error, KVP_WRONG_DEVICE, "memory %llu: its IPC handle is of GPU %d, this device is GPU %d",
                          (unsigned long long)memory_id, ordinal, device->ordinal);
   }

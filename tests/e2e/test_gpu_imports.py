@@ -3,7 +3,10 @@ chunk of virtual memory is a memfd named fake-cuda:N, an IPC handle says which d
 import os
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -132,8 +135,8 @@ def test_memory_of_a_worker(daemon, client, session, attach, pool, rng, name, br
     attachment = attach(session)
     buffers = [bring(attachment, memory, PAGE + 16, BYTES), bring(attachment, memory), bring(attachment, memory, PAGE, 32)]
     assert [b.bytes for b in buffers] == [BYTES, ALLOCATION, 32]
-    check_store(client, session, pool, Ring(attachment.shared), 1, buffers[0], block, rows)
     assert client.device(DEVICE).buffer_bytes == 0  # not the daemon's memory
+    check_store(client, session, pool, Ring(attachment.shared), 1, buffers[0], block, rows)
     for buffer in buffers:
         assert mapped(client, name) > before
         attachment.release_buffer(buffer.buffer_id)  # told when the executor has let go of it
@@ -240,3 +243,20 @@ def test_an_executor_dies(daemon, client, session, attach, pool, rng):
     assert mapped(client, NAMES[0]) == mapped(client, NAMES[1]) == 0
     vmm.close()
     ipc.close()
+
+
+def test_workers_with_a_driver(tmp_path):
+    """The tests of a real GPU: what libkvpool makes of memory by the driver, here the libcuda of tests/unit/, and what becomes
+    of it."""
+    tests = Path(__file__).resolve().parents[1]
+    folder = fake_cuda_executor_path().parent / "fake_libcuda"
+    report = tmp_path / "report.xml"
+    changes = {"KVPOOL_TEST_DEVICE": DEVICE, "KVPOOL_TEST_EXEC": str(fake_cuda_executor_path()),
+               "LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_BYTES": str(4 << 30)}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tests), "-c",
+                           str(tests / "pytest.ini"), "--junitxml", str(report),
+                           str(tests / "gpu" / "test_worker_memory_gpu.py")], env={**os.environ, **changes},
+                          capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    assert int(suite.get("tests")) >= 12 and int(suite.get("skipped")) == 0, done.stdout

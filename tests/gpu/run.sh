@@ -288,8 +288,7 @@ stage_faults() {
 
 stage_workers() {
   need_python
-  "$python" -c "import torch" || skip "no torch in $python"
-  pytest_run workers -- "$here/test_worker_gpu.py"
+  pytest_run workers -- "$here/test_worker_memory_gpu.py" "$here/test_worker_gpu.py"
 }
 
 stage_mps() {

@@ -33,6 +33,9 @@ def kvpoold_path():
 
 
 def executor_path():
+    """$KVPOOL_TEST_EXEC: another one, as in tests/unit/."""
+    if "KVPOOL_TEST_EXEC" in os.environ:
+        return Path(os.environ["KVPOOL_TEST_EXEC"])
     return build_dir() / "server" / "executor" / "kvpool-exec"
 
 

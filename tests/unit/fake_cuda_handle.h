@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 static const char fake_cuda_handle_magic[8] = "fakeipc";
+enum { fake_cuda_handle_loses = 0x105E };
 
 struct fake_cuda_handle {
   char magic[8];
@@ -15,9 +16,9 @@ struct fake_cuda_handle {
   int32_t fd;
   int32_t owner; /* process that made the allocation: one that opens its own is refused */
   int32_t device;
-  uint64_t block_bytes; /* what is mapped of the descriptor: whole pages */
-  uint64_t lead_bytes;  /* where the allocation begins in there */
-  uint32_t loses_context;
+  uint64_t block_bytes;   /* what is mapped of the descriptor: whole pages */
+  uint64_t lead_bytes;    /* where the allocation begins in there */
+  uint32_t loses_context; /* fake_cuda_handle_loses: who opens it loses his */
   uint8_t unused[20];
 };
 

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "tests/unit/fake_cuda_handle.h"
 #include "tests/unit/fake_cuda_parts.h"
@@ -25,6 +27,16 @@ static struct allocation *allocation_at(CUdeviceptr address) {
     }
   }
   return NULL;
+}
+
+/* Or the process aborts. */
+static struct allocation *allocation_of(CUdeviceptr address) {
+  struct allocation *allocation = allocation_at(address);
+  if (allocation == NULL) {
+    (void)fprintf(stderr, "fake_cuda: an address of no IPC handle that is open\n");
+    abort();
+  }
+  return allocation;
 }
 
 static struct allocation *allocation_new(const struct fake_cuda_handle *handle) {
@@ -52,7 +64,7 @@ CUresult fake_ipc_open(CUdeviceptr *out, CUipcMemHandle opaque, unsigned int fla
   if (handle.owner == (int32_t)getpid()) {
     return CUDA_ERROR_INVALID_CONTEXT; /* that is what it says to that */
   }
-  if (handle.loses_context != 0) {
+  if (handle.loses_context == fake_cuda_handle_loses) {
     fake_lose();
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   }
@@ -61,6 +73,12 @@ CUresult fake_ipc_open(CUdeviceptr *out, CUipcMemHandle opaque, unsigned int fla
   const int fd = open(path, O_RDWR | O_CLOEXEC);
   if (fd < 0) {
     return CUDA_ERROR_INVALID_HANDLE; /* its process is gone */
+  }
+  struct stat stat;
+  if (fstat(fd, &stat) != 0 || handle.block_bytes == 0 || handle.block_bytes > (uint64_t)stat.st_size ||
+      handle.lead_bytes >= handle.block_bytes) {
+    (void)close(fd);
+    return CUDA_ERROR_INVALID_VALUE;
   }
   void *block = mmap(NULL, handle.block_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   (void)close(fd);
@@ -75,9 +93,9 @@ CUresult fake_ipc_open(CUdeviceptr *out, CUipcMemHandle opaque, unsigned int fla
 
 CUresult fake_ipc_close(CUdeviceptr address) {
   (void)pthread_mutex_lock(&lock);
-  struct allocation *allocation = allocation_at(address);
-  fake_check(allocation != NULL && allocation->block + allocation->handle.lead_bytes == fake_pointer(address),
-             "an IPC handle is closed that isn't open");
+  struct allocation *allocation = allocation_of(address);
+  fake_check(allocation->block + allocation->handle.lead_bytes == fake_pointer(address),
+             "an IPC handle is closed by another address");
   const struct allocation closed = *allocation;
   allocation->block = NULL;
   (void)pthread_mutex_unlock(&lock);
@@ -88,8 +106,7 @@ CUresult fake_ipc_close(CUdeviceptr address) {
 CUresult fake_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
   RETURN_INJECTED_RESULT("cuMemGetAddressRange");
   (void)pthread_mutex_lock(&lock);
-  const struct allocation *allocation = allocation_at(address);
-  fake_check(allocation != NULL, "an address of no IPC handle");
+  const struct allocation *allocation = allocation_of(address);
   *base = (CUdeviceptr)(uintptr_t)allocation->block;
   *bytes = allocation->handle.block_bytes;
   (void)pthread_mutex_unlock(&lock);
@@ -100,8 +117,7 @@ CUresult fake_pointer_attribute(void *out, CUpointer_attribute attribute, CUdevi
   fake_check(attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, "another attribute");
   RETURN_INJECTED_RESULT("cuPointerGetAttribute");
   (void)pthread_mutex_lock(&lock);
-  const struct allocation *allocation = allocation_at(address);
-  fake_check(allocation != NULL, "an address of no IPC handle");
+  const struct allocation *allocation = allocation_of(address);
   const int device = allocation->handle.device;
   (void)pthread_mutex_unlock(&lock);
   memcpy(out, &device, sizeof device);

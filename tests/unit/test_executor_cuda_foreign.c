@@ -132,18 +132,18 @@ static void test_refused_descriptors(void **state) {
             host = chunk_new("fake-cuda:host", bytes), plain = chunk_new("plain", bytes), closed = dup(plain);
   assert_int_equal(close(closed), 0);
   const struct {
-    int fd;
-    uint64_t allocation_bytes;
-    enum kvp_status status;
     const char *text;
+    uint64_t allocation_bytes;
+    int fd;
+    enum kvp_status status;
   } cases[] = {
-      {plain, bytes, KVP_INVALID_ARGUMENT, "memory 7: its descriptor is not taken: cuMemImportFromShareableHandle"},
-      {pipe_fds[0], bytes, KVP_INVALID_ARGUMENT, "cuMemImportFromShareableHandle"},
-      {closed, bytes, KVP_INVALID_ARGUMENT, "cuMemImportFromShareableHandle"},
-      {other, bytes, KVP_WRONG_DEVICE, "memory of GPU 1, this device is GPU 0"},
-      {host, bytes, KVP_INVALID_ARGUMENT, "lies in no GPU (type 1, location type 3)"},
-      {ours, bytes + page_bytes, KVP_INVALID_ARGUMENT, "12288 bytes of its descriptor's allocation can't be mapped"},
-      {ours, bytes - 100, KVP_INVALID_ARGUMENT, "an allocation of 8092 bytes is no multiple of 4096"},
+      {"memory 7: its descriptor is not taken: cuMemImportFromShareableHandle", bytes, plain, KVP_INVALID_ARGUMENT},
+      {"cuMemImportFromShareableHandle", bytes, pipe_fds[0], KVP_INVALID_ARGUMENT},
+      {"cuMemImportFromShareableHandle", bytes, closed, KVP_INVALID_ARGUMENT},
+      {"memory of GPU 1, this device is GPU 0", bytes, other, KVP_WRONG_DEVICE},
+      {"lies in no GPU (type 1, location type 3)", bytes, host, KVP_INVALID_ARGUMENT},
+      {"12288 bytes of its descriptor's allocation can't be mapped", bytes + page_bytes, ours, KVP_INVALID_ARGUMENT},
+      {"an allocation of 8092 bytes is no multiple of 4096", bytes - 100, ours, KVP_INVALID_ARGUMENT},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const struct kvp_control_open request = by_descriptor(cases[i].allocation_bytes, 0, 64);
@@ -339,7 +339,7 @@ static void test_a_context_lost_by_a_handle(void **state) {
   struct fake_cuda_handle handle = fake_cuda_handle_of(fd, page_bytes, 0);
   struct kvp_control_open request = by_handle(&handle, 0, page_bytes);
   memory = opened(device, &request, -1);
-  handle.loses_context = 1;
+  handle.loses_context = fake_cuda_handle_loses;
   request = by_handle(&handle, 0, page_bytes);
   assert_int_equal(device->backend->memory_open(device, &request, -1, &other, &error), KVP_DEVICE_LOST);
   assert_non_null(strstr(error.text, "cuIpcOpenMemHandle"));
