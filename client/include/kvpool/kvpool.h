@@ -186,6 +186,13 @@ typedef struct kvpool_format_info {
   char note[256];
 } kvpool_format_info;
 
+/* This process as the daemon sees it: what it goes by for rights. */
+typedef struct kvpool_caller_info {
+  uint32_t uid;     /* of a user that the daemon's user namespace doesn't have: the overflow uid, as a rule 65534 */
+  uint32_t pid;     /* 0: the daemon's pid namespace doesn't have this process */
+  bool is_operator; /* root, or the daemon's own user */
+} kvpool_caller_info;
+
 /* A snapshot of what the daemon says of itself. */
 typedef struct kvpool_server_info kvpool_server_info;
 
@@ -197,6 +204,8 @@ KVPOOL_API uint64_t kvpool_server_info_pid(const kvpool_server_info *info);
 KVPOOL_API uint64_t kvpool_server_info_started_unix_ns(const kvpool_server_info *info);
 /* Where workers on the daemon's host attach (kvpool_attach). "": this daemon takes none. */
 KVPOOL_API const char *kvpool_server_info_attach_socket(const kvpool_server_info *info);
+/* False: an older daemon doesn't say. */
+KVPOOL_API bool kvpool_server_info_caller(const kvpool_server_info *info, kvpool_caller_info *out);
 KVPOOL_API size_t kvpool_server_info_device_count(const kvpool_server_info *info);
 KVPOOL_API const kvpool_device_info *kvpool_server_info_device(const kvpool_server_info *info, size_t index);
 KVPOOL_API size_t kvpool_server_info_format_count(const kvpool_server_info *info);
