@@ -129,6 +129,27 @@ static bool namespace_read(const char *process, const char *kind, char out[link_
   return length > 0;
 }
 
+/* Of a host's first one, every user is mapped to itself. */
+static bool has_user_namespace(struct kvp_ctl_doctor *doctor) {
+  unsigned first = 0;
+  unsigned to = 0;
+  unsigned count = 0;
+  FILE *file = kvp_ctl_doctor_open(doctor, "/proc/self/uid_map");
+  if (file == NULL) {
+    return false;
+  }
+  char line[link_bytes_max];
+  bool is_told = fgets(line, sizeof line, file) != NULL;
+  (void)fclose(file);
+  char *rest = line;
+  if (is_told) {
+    first = (unsigned)strtoul(rest, &rest, 10);
+    to = (unsigned)strtoul(rest, &rest, 10);
+    count = (unsigned)strtoul(rest, &rest, 10);
+  }
+  return !is_told || first != 0 || to != 0 || count != UINT32_MAX;
+}
+
 /* Those of ours that are not kvpoold's: "user, pid". False: this user may not look. */
 static bool namespaces_compare(long pid, char out[names_bytes_max]) {
   static const char *const kinds[] = {"user", "pid", "ipc", "mnt", "net"};
@@ -172,10 +193,12 @@ static void namespaces_check(struct kvp_ctl_doctor *doctor) {
                                  "kvpoold is out of sight from this pid namespace; attaching works all the same");
     namespaces_advise(doctor, finding, true);
   } else if (!namespaces_compare(look.peer_pid, names)) {
+    const bool is_contained = has_user_namespace(doctor);
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces",
-                                 "those of kvpoold (pid %ld) are not known: uid %u may not look at them",
-                                 look.peer_pid, (unsigned)geteuid());
+                                 "those of kvpoold (pid %ld) are not known: uid %u may not look at them%s",
+                                 look.peer_pid, (unsigned)geteuid(), is_contained ? " from this user namespace" : "");
     kvp_ctl_doctor_advise(finding, "look again as kvpoold's user, or as root");
+    namespaces_advise(doctor, finding, is_contained);
   } else if (names[0] == '\0') {
     kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces", "user, pid, ipc, mnt and net are kvpoold's");
   } else {
