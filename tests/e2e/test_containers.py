@@ -64,16 +64,18 @@ def kit():
 class Worker:
     """container_worker.py, begun by `prefix`; its daemon's sockets are in `directory`, as it sees it."""
 
-    def __init__(self, kit, prefix, directory):
-        self.directory = directory
+    def __init__(self, kit, prefix, directory, by_environment=False):
+        self.socket = None if by_environment else str(Path(directory) / "kvpoold.attach.sock")
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(kit), "KVPOOL_LIBRARY": str(kit / "libkvpool.so"),
                "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+        if by_environment:
+            env["KVPOOLD_ATTACH_SOCKET"] = str(Path(directory) / "kvpoold.attach.sock")
         self.process = subprocess.Popen([*prefix, PYTHON, str(kit / "container_worker.py")], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=kit)
 
     def attach(self, ticket, pool_name, blocks, seed=7):
         """What it says; it stays attached until go_on()."""
-        ticket = {**json.loads(ticket.to_json()), "socket": str(Path(self.directory) / "kvpoold.attach.sock")}
+        ticket = {**json.loads(ticket.to_json()), "socket": self.socket}
         self._write({"ticket": ticket, "pool": pool_name, "blocks": [int(b) for b in blocks], "seed": seed})
         line = self.process.stdout.readline()
         if not line:
@@ -101,8 +103,8 @@ class Worker:
 def start_worker(kit):
     made = []
 
-    def start(prefix, directory):
-        made.append(Worker(kit, prefix, directory))
+    def start(prefix, directory, **options):
+        made.append(Worker(kit, prefix, directory, **options))
         return made[-1]
 
     yield start
@@ -175,9 +177,11 @@ def ours():
 # ---- a worker in a container ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_in_namespaces_of_its_own(kit, daemon, engine, start_worker):
-    """Attach, map, a store and a load; it has neither the daemon's /dev/shm nor anything of its network."""
-    worker = start_worker(*container(kit, daemon.directory))
+@pytest.mark.parametrize("by_environment", [False, True], ids=["ticket", "environment"])
+def test_a_worker_in_namespaces_of_its_own(kit, daemon, engine, start_worker, by_environment):
+    """Attach, map, a store and a load; it has neither the daemon's /dev/shm nor anything of its network. The socket is at
+    another path than the daemon's: its ticket says so, or its environment."""
+    worker = start_worker(*container(kit, daemon.directory), by_environment=by_environment)
     told = worker.attach(engine.ticket, engine.name, engine.blocks)
     check_round(told, engine)
     here = ours()
@@ -235,6 +239,17 @@ def test_a_socket_that_was_mounted_alone_is_that_of_the_first_daemon(kit, start_
         worker.end()
     finally:
         target.unlink()
+
+
+def test_a_container_that_is_stopped(kit, daemon, engine, start_worker):
+    """What a runtime does: SIGTERM for the first process. It detaches, and has nothing to be killed for."""
+    worker = start_worker(*container(kit, daemon.directory))
+    check_round(worker.attach(engine.ticket, engine.name, engine.blocks), engine)
+    (attached,) = attachments(daemon)
+    os.kill(attached.peer_pid, signal.SIGTERM)
+    assert worker.process.wait(60) == 0
+    wait_until(lambda: not attachments(daemon), "the end of the attachment")
+    assert f" detached attachment={attached.attachment_id} " in daemon.log
 
 
 # ---- whose uid it is -----------------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """A worker for tests/e2e/test_containers.py, which copies it to where anybody may read it: numpy and kvpool are all that it
 needs. Each line of standard input is a job; each line of standard output says what came of one.
 
+SIGTERM ends it as a worker should end: it detaches.
+
 A job: ticket, pool, blocks, seed. It attaches, stores random rows to all slots of the blocks, loads them back, and looks at
 the records in the pool's memory."""
 import hashlib
 import json
 import os
+import signal
 import sys
 
 import numpy as np
@@ -34,6 +37,7 @@ def round_of(attachment, job):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     inside = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("user", "pid", "ipc", "mnt", "net")}
     for line in sys.stdin:
         job = json.loads(line)
