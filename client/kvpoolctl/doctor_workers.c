@@ -1,6 +1,5 @@
 /* What a worker of this user would find who runs where the doctor runs, in a container perhaps: who it is to kvpoold,
  * whether it can attach, which namespaces are between them, and whether both are clients of one MPS. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,25 +128,21 @@ static bool namespace_read(const char *process, const char *kind, char out[link_
   return length > 0;
 }
 
-/* Of a host's first one, every user is mapped to itself. */
-static bool has_user_namespace(struct kvp_ctl_doctor *doctor) {
-  unsigned first = 0;
-  unsigned to = 0;
-  unsigned count = 0;
-  FILE *file = kvp_ctl_doctor_open(doctor, "/proc/self/uid_map");
-  if (file == NULL) {
-    return false;
+static void name_add(char names[names_bytes_max], const char *name) {
+  const size_t used = strlen(names);
+  (void)snprintf(names + used, names_bytes_max - used, "%s%s", used == 0 ? "" : ", ", name);
+}
+
+/* Those of the ones that CUDA shares by that are not the host's first, whose numbers never change (linux/nsfs.h). */
+static void namespaces_own(char out[names_bytes_max]) {
+  char link[link_bytes_max];
+  out[0] = '\0';
+  if (namespace_read("self", "user", link) && strcmp(link, "user:[4026531837]") != 0) {
+    name_add(out, "user");
   }
-  char line[link_bytes_max];
-  bool is_told = fgets(line, sizeof line, file) != NULL;
-  (void)fclose(file);
-  char *rest = line;
-  if (is_told) {
-    first = (unsigned)strtoul(rest, &rest, 10);
-    to = (unsigned)strtoul(rest, &rest, 10);
-    count = (unsigned)strtoul(rest, &rest, 10);
+  if (namespace_read("self", "ipc", link) && strcmp(link, "ipc:[4026531839]") != 0) {
+    name_add(out, "ipc");
   }
-  return !is_told || first != 0 || to != 0 || count != UINT32_MAX;
 }
 
 /* Those of ours that are not kvpoold's: "user, pid". False: this user may not look. */
@@ -163,16 +158,16 @@ static bool namespaces_compare(long pid, char out[names_bytes_max]) {
       return false;
     }
     if (strcmp(here, there) != 0) {
-      const size_t used = strlen(out);
-      (void)snprintf(out + used, names_bytes_max - used, "%s%s", used == 0 ? "" : ", ", kinds[i]);
+      name_add(out, kinds[i]);
     }
   }
   return true;
 }
 
 /* Attaching needs none in common; CUDA's own ways of sharing do. */
-static void namespaces_advise(const struct kvp_ctl_doctor *doctor, struct kvp_ctl_finding *finding, bool is_ipc) {
-  if (doctor->has_gpu && is_ipc) {
+static void namespaces_advise(const struct kvp_ctl_doctor *doctor, struct kvp_ctl_finding *finding,
+                              const char *names) {
+  if (doctor->has_gpu && (strstr(names, "ipc") != NULL || strstr(names, "user") != NULL)) {
     finding->result = KVP_CTL_FINDING_WARNING;
     kvp_ctl_doctor_advise(finding,
                           "MPS and memory that a worker brings by an IPC handle want one IPC namespace "
@@ -189,23 +184,26 @@ static void namespaces_check(struct kvp_ctl_doctor *doctor) {
     return; /* it went in the meantime */
   }
   if (look.peer_pid == 0) {
+    namespaces_own(names);
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces",
-                                 "kvpoold is out of sight from this pid namespace; attaching works all the same");
-    namespaces_advise(doctor, finding, true);
+                                 "kvpoold is out of sight from this pid namespace; attaching works all the same%s%s",
+                                 names[0] == '\0' ? "" : "; not the host's: ", names);
+    namespaces_advise(doctor, finding, names);
   } else if (!namespaces_compare(look.peer_pid, names)) {
-    const bool is_contained = has_user_namespace(doctor);
-    finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces",
-                                 "those of kvpoold (pid %ld) are not known: uid %u may not look at them%s",
-                                 look.peer_pid, (unsigned)geteuid(), is_contained ? " from this user namespace" : "");
+    namespaces_own(names);
+    finding =
+        kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces",
+                           "those of kvpoold (pid %ld) are not known: uid %u may not look at them%s%s", look.peer_pid,
+                           (unsigned)geteuid(), names[0] == '\0' ? "" : "; not the host's: ", names);
     kvp_ctl_doctor_advise(finding, "look again as kvpoold's user, or as root");
-    namespaces_advise(doctor, finding, is_contained);
+    namespaces_advise(doctor, finding, names);
   } else if (names[0] == '\0') {
     kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces", "user, pid, ipc, mnt and net are kvpoold's");
   } else {
     finding =
         kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "namespaces",
                            "%s: others than kvpoold's (pid %ld); attaching works all the same", names, look.peer_pid);
-    namespaces_advise(doctor, finding, strstr(names, "ipc") != NULL || strstr(names, "user") != NULL);
+    namespaces_advise(doctor, finding, names);
   }
 }
 

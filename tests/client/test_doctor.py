@@ -844,11 +844,20 @@ def test_namespaces_that_are_not_the_daemons(gpu_host, daemon, flags, names):
     assert gpu_host.look(prefix=prefix).is_about("namespaces", "ok", names)["advice"] == ""
 
 
+# Of a host's first namespaces: linux/nsfs.h.
+FIRST = {"user": "user:[4026531837]", "ipc": "ipc:[4026531839]"}
+
+
+def own_here():
+    """Where this test runs in a container itself."""
+    return [kind for kind, link in FIRST.items() if os.readlink(f"/proc/self/ns/{kind}") != link]
+
+
 def test_a_user_namespace_of_its_own(gpu_host, daemon):
     gpu_host.tool = Tool(daemon.socket)
     prefix = namespaces("--user", "--map-root-user")
     gpu_host.look(prefix=prefix, libraries=False, status=1).is_about(
-        "namespaces", "warning", "uid 0 may not look at them from this user namespace", "--ipc=host")
+        "namespaces", "warning", "uid 0 may not look at them; not the host's: user", "--ipc=host")
 
 
 def test_a_pid_namespace_of_its_own(host, daemon):
@@ -857,6 +866,19 @@ def test_a_pid_namespace_of_its_own(host, daemon):
     found.is_about("namespaces", "ok", "kvpoold is out of sight from this pid namespace")
     found.is_about("identity", "ok", "and its pid as another one")
     found.is_about("attach socket", "ok", "can attach")
+
+
+@needs_root
+def test_a_container_with_the_hosts_ipc_namespace(gpu_host, daemon):
+    """--ipc=host is what MPS wants of it: nothing to warn of. Without that there is."""
+    if own_here():
+        pytest.skip(f"this runs in namespaces of its own: {', '.join(own_here())}")
+    gpu_host.tool = Tool(daemon.socket)
+    prefix = namespaces("--pid", "--fork", "--kill-child", "--mount")
+    check = gpu_host.look(prefix=prefix).is_about("namespaces", "ok", "kvpoold is out of sight from this pid namespace")
+    assert "not the host's" not in check["text"] and check["advice"] == ""
+    gpu_host.look(prefix=[*prefix, "unshare", "--ipc"]).is_about("namespaces", "warning", "; not the host's: ipc",
+                                                                "--ipc=host")
 
 
 def test_a_mounted_directory_that_was_removed(host, tmp_path):
