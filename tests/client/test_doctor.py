@@ -862,7 +862,8 @@ def test_a_user_namespace_of_its_own(gpu_host, daemon):
 
 def test_a_pid_namespace_of_its_own(host, daemon):
     host.tool = Tool(daemon.socket)
-    found = host.look(prefix=namespaces("--user", "--map-root-user", "--pid", "--fork", "--kill-child"))
+    found = host.look(prefix=namespaces("--user", "--map-root-user", "--pid", "--fork", "--kill-child",
+                                        "--mount-proc"))
     found.is_about("namespaces", "ok", "kvpoold is out of sight from this pid namespace")
     found.is_about("identity", "ok", "and its pid as another one")
     found.is_about("attach socket", "ok", "can attach")
@@ -874,7 +875,7 @@ def test_a_container_with_the_hosts_ipc_namespace(gpu_host, daemon):
     if own_here():
         pytest.skip(f"this runs in namespaces of its own: {', '.join(own_here())}")
     gpu_host.tool = Tool(daemon.socket)
-    prefix = namespaces("--pid", "--fork", "--kill-child", "--mount")
+    prefix = namespaces("--pid", "--fork", "--kill-child", "--mount-proc")
     check = gpu_host.look(prefix=prefix).is_about("namespaces", "ok", "kvpoold is out of sight from this pid namespace")
     assert "not the host's" not in check["text"] and check["advice"] == ""
     gpu_host.look(prefix=[*prefix, "unshare", "--ipc"]).is_about("namespaces", "warning", "; not the host's: ipc",
