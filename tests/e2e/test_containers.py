@@ -20,11 +20,13 @@ from support.daemon import Daemon, executor_path, kvpoold_path
 from support.device import DEVICE, ON_GPU
 from support.libkvpool import LIBRARY, PACKAGE, kvpool
 from support.process import children, is_running, wait_until
+from support.tool import program
 from support.worker import KV, TOKENS
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="numpy looks at memory of a host device")
 
 BLOCKS = 16
+OVERFLOW = int(Path("/proc/sys/kernel/overflowuid").read_text())
 PYTHON = "/usr/bin/python3"
 NAMESPACES = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--net"]
 UNPRIVILEGED = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"]
@@ -299,11 +301,11 @@ def test_a_worker_of_a_rootless_container(kit, start_daemon, start_worker):
 class ContainedDaemon:
     """kvpoold as the first process of a container; the test is on its host."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, user="--map-root-user"):
         self.socket, self.log = directory / "kvpoold.sock", directory / "log"
         with open(self.log, "wb") as log:
             self.outer = subprocess.Popen(
-                ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc",
+                ["unshare", "--user", user, "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc",
                  str(kvpoold_path()), "--socket", str(self.socket), "--socket-mode", "0666", "--executor",
                  str(executor_path()), "--device", DEVICE, "--device-threads", "2", "--device-memory", "1G"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -317,23 +319,30 @@ class ContainedDaemon:
 
 
 @pytest.fixture
-def contained(kit):
+def contain(kit):
+    """contain(user): a daemon in a container with this mapping of users."""
     directory = kit / "daemon"
     directory.mkdir(mode=0o755)
-    daemon = ContainedDaemon(directory)
-    yield daemon
-    daemon.stop()
+    made = []
+
+    def start(*user):
+        made.append(ContainedDaemon(directory, *user))
+        return made[-1]
+
+    yield start
+    for daemon in made:
+        daemon.stop()
     shutil.rmtree(directory)
 
 
 @needs_root
-def test_a_worker_outside_of_the_daemons_container(kit, contained, start_worker):
+def test_a_worker_outside_of_the_daemons_container(contain, start_worker):
     """Its pid is out of the daemon's sight (0), and a uid that the daemon's user namespace doesn't have is the overflow
     uid's; both are only told."""
-    overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    contained = contain()
     with kvpool.Client(str(contained.socket), wait_until_serving=True) as scheduler:
         engine = Engine(scheduler, "outside")
-        for prefix, uid in (([], 0), (UNPRIVILEGED, overflow)):
+        for prefix, uid in (([], 0), (UNPRIVILEGED, OVERFLOW)):
             worker = start_worker(prefix, contained.socket.parent)
             check_round(worker.attach(engine.ticket, engine.name, engine.blocks), engine)
             assert [(a.peer_pid, a.peer_uid) for a in attachments(contained)] == [(0, uid)]
@@ -341,3 +350,21 @@ def test_a_worker_outside_of_the_daemons_container(kit, contained, start_worker)
             worker.end()
             wait_until(lambda: not attachments(contained), "the end of the attachment")
         engine.close()
+
+
+@needs_root
+@pytest.mark.parametrize("user, is_operator", [("--map-root-user", True), (f"--map-user={OVERFLOW}", False)],
+                         ids=["root", "nobody"])
+def test_nobody_is_no_operator(contain, kit, user, is_operator):
+    """The test's uid is the daemon's own. As `nobody`, it can't be told from whoever the daemon's user namespace doesn't
+    have: both are the overflow uid, and neither has the rights of the daemon's user."""
+    contained = contain(user)
+    kvpoolctl = shutil.copy(program(), kit)
+    kvpool.Client(str(contained.socket), wait_until_serving=True).close()
+
+    def create(*prefix):
+        return subprocess.run([*prefix, kvpoolctl, "--socket", contained.socket, "pool", "create", "p", "--blocks", "4",
+                               "--block-size", "64", "--region", "name=kv,format=v41"], capture_output=True, text=True, check=False)
+    stranger, own = create(*UNPRIVILEGED), create()
+    assert stranger.returncode == 1 and f"the caller's uid is {OVERFLOW}" in stranger.stderr, stranger
+    assert (own.returncode == 0) == is_operator, own
