@@ -276,16 +276,20 @@ def test_a_worker_who_may_not(kit, daemon, engine, start_worker, is_contained):
 
 
 @needs_root
-def test_a_worker_of_a_rootless_container(kit, start_daemon, start_worker):
-    """Whom socket_mode lets in: the daemon sees the user's uid, not the container's."""
-    why = is_possible(*UNPRIVILEGED, "unshare", *NAMESPACES)
+@pytest.mark.parametrize("flags, groups", [(["--socket-mode", "0666"], ["--clear-groups"]), ([], ["--groups", "0"])],
+                         ids=["mode", "group"])
+def test_a_worker_of_a_rootless_container(kit, start_daemon, start_worker, flags, groups):
+    """Whom socket_mode lets in, or the socket's group, which a container may keep; the daemon sees the user's uid, not the
+    container's."""
+    user = [*UNPRIVILEGED[:-1], *groups]
+    why = is_possible(*user, "unshare", *NAMESPACES)
     if why is not True:
         pytest.skip(f"a user can't make namespaces here: {why}")
-    daemon = start_daemon("--socket-mode", "0666")
+    daemon = start_daemon(*flags)
     daemon.directory.chmod(0o755)
     with kvpool.Client(str(daemon.socket), wait_until_serving=True) as scheduler:
         engine = Engine(scheduler, "rootless")
-        worker = start_worker(*container(kit, daemon.directory, *UNPRIVILEGED))
+        worker = start_worker(*container(kit, daemon.directory, *user))
         told = worker.attach(engine.ticket, engine.name, engine.blocks)
         check_round(told, engine)
         assert told["uid"] == 0
@@ -364,7 +368,8 @@ def test_nobody_is_no_operator(contain, kit, user, is_operator):
 
     def create(*prefix):
         return subprocess.run([*prefix, kvpoolctl, "--socket", contained.socket, "pool", "create", "p", "--blocks", "4",
-                               "--block-size", "64", "--region", "name=kv,format=v41"], capture_output=True, text=True, check=False)
+                               "--block-size", "64", "--region", "name=kv,format=v41"], capture_output=True, text=True,
+                              check=False)
     stranger, own = create(*UNPRIVILEGED), create()
     assert stranger.returncode == 1 and f"the caller's uid is {OVERFLOW}" in stranger.stderr, stranger
     assert (own.returncode == 0) == is_operator, own
