@@ -261,7 +261,7 @@ KVPOOL_API kvpool_status kvpool_pool_refresh(kvpool_pool *pool, kvpool_error *er
 /* Forgets the handle; the pool itself stays. */
 KVPOOL_API void kvpool_pool_destroy(kvpool_pool *pool);
 /* Deletes the pool in the daemon; an operator's right. force: also while blocks are leased. KVPOOL_IN_USE otherwise.
- */
+ * Its memory is free when this returns; KVPOOL_DEADLINE_EXCEEDED: not yet, as steps of workers' rings still use it. */
 KVPOOL_API kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpool_error *error);
 
 KVPOOL_API uint64_t kvpool_pool_id(const kvpool_pool *pool);
