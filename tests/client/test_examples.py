@@ -1,5 +1,6 @@
 """The examples, as the README and their first lines have them run."""
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from support.daemon import build_dir
 from support.device import ON_GPU
 from support.libkvpool import environment
+from support.stubs import pb
 from support.tool import Tool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "examples"
@@ -42,15 +44,83 @@ def test_worker(client, daemon, pool_name):
     client.delete_pool(pool.pool_id)
 
 
-def test_engine(client, daemon):
+def engine(*arguments):
+    return subprocess.run([build_dir() / "client" / "engine", *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+
+
+@pytest.fixture
+def engine_pools(client):
+    """Deletes what a test made for the engine, whose sequences have all gone."""
+    before = {pool.pool_id for pool in client.pools()}
+    yield
+    for pool in client.pools():
+        if pool.pool_id not in before:
+            assert pool.free_blocks == pool.spec.num_blocks
+            client.delete_pool(pool.pool_id)
+
+
+def told_commands(done):
+    """The commands of an engine that found no pools, run word for word; with the pools' names."""
+    commands = re.findall(r"^  (kvpoolctl .*)$", done.stderr, re.M)
+    names = []
+    for command in commands:
+        program, *words = shlex.split(command)
+        subprocess.run([build_dir() / "client" / "kvpoolctl" / program, *words], check=True, timeout=SECONDS_MAX,
+                       stdin=subprocess.DEVNULL)
+        names.append(words[words.index("create") + 1])
+    return names
+
+
+def test_engine_without_pools(client, daemon, engine_pools):
+    """It says what makes them, and that does: word for word, and as its own comment says."""
+    done = engine(daemon.socket, "engine", "engine-window", 3)
+    assert done.returncode == 1 and done.stdout == ""
+    assert 'no pool "engine"; this' in done.stderr and 'no pool "engine-window"; this' in done.stderr
+    source = (EXAMPLES / "engine.c").read_text()
+    for command in re.findall(r"^ \*   (kvpoolctl pool create .*)$", source, re.M):
+        assert f"  {command} --socket {daemon.socket}\n" in done.stderr
+    assert told_commands(done) == ["engine", "engine-window"]
+    done = engine(daemon.socket, "engine", "engine-window", 3)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("3 sequences"), done.stderr
+
+
+PAGED = dict(block_size=64, num_blocks=16, regions=[dict(name="kv", format="v41", num_layers=1, compression_ratio=4)])
+RING = dict(block_size=128, num_blocks=4, regions=[dict(name="swa", format="v41", num_layers=2)], kind=pb.POOL_RING)
+
+
+@pytest.mark.parametrize("paged, ring", [
+    (dict(kind=pb.POOL_RING, regions=[dict(name="kv", format="v41", num_layers=1)]), {}),
+    (dict(regions=[dict(name="kv", format="v41_fp4", num_layers=1, compression_ratio=4)]), {}),
+    (dict(num_blocks=9), {}),  # 576 tokens, of a sequence that may have 600
+    (dict(block_size=8, num_blocks=100), {}),  # more blocks than it has room for
+    ({}, dict(kind=pb.POOL_PAGED)),
+    ({}, dict(regions=[dict(name="swa", format="bf16", num_layers=2)])),
+    ({}, dict(regions=[dict(name="swa", format="v41", num_layers=1)])),
+    ({}, dict(block_size=257)),
+    (dict(num_blocks=1), dict(block_size=512)),
+])
+def test_engine_with_other_pools(client, daemon, pool_name, engine_pools, paged, ring):
+    names = [pool_name, f"{pool_name}-ring"]
+    client.create_pool(names[0], **{**PAGED, **paged})
+    client.create_pool(names[1], **{**RING, **ring})
+    done = engine(daemon.socket, *names, 3)
+    assert done.returncode == 1 and done.stdout == ""
+    wrong = [name for name, changed in zip(names, (paged, ring)) if changed]
+    assert re.findall(r'^pool "(.*)" is not as', done.stderr, re.M) == wrong
+    assert told_commands(done) == [f"{name}-fit" for name in wrong]
+    done = engine(daemon.socket, *[f"{name}-fit" if name in wrong else name for name in names], 3)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("3 sequences"), done.stderr
+
+
+def test_engine(client, daemon, engine_pools):
     """In the pools that its own comment makes."""
     source = (EXAMPLES / "engine.c").read_text()
     commands = re.findall(r"^ \*   kvpoolctl (pool create .*)$", source, re.M)
     assert len(commands) == 2
     for command in commands:
         Tool(daemon.socket).run(*command.split())
-    done = subprocess.run([build_dir() / "client" / "engine", daemon.socket], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    done = engine(daemon.socket)
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, totals = done.stdout.splitlines()
     found = [re.fullmatch(r"sequence +(\d+): prompt +(\d+) in (\d+) chunks, +(\d+) tokens decoded, +(\d+) blocks, "
@@ -64,10 +134,6 @@ def test_engine(client, daemon):
     rows = 2 * (sum(128 + max(1, end // 4) for end in ends) + sum(s[1] for s in sequences))
     assert re.fullmatch(rf"12 sequences, \d+ steps, {rows} assembled rows as they were made, \d+\.\d MB read and "
                         r"written", totals), totals
-    for pool in client.pools():
-        if pool.spec.name in ("engine", "window"):
-            assert pool.free_blocks == pool.spec.num_blocks
-            client.delete_pool(pool.pool_id)
 
 
 def test_first_session(client, daemon):
