@@ -44,6 +44,37 @@ def test_worker(client, daemon, pool_name):
     client.delete_pool(pool.pool_id)
 
 
+def test_prefill(client, daemon):
+    done = run("prefill.py", daemon.socket, env=environment())
+    assert done.returncode == 0, done.stderr
+    error = re.fullmatch(r"100 tokens prefilled in 3 chunks by 2 layers, 1 decoded \(relative error (0\.\d+)\), 7 blocks "
+                         r"copied and zeroed: all as numpy has it\n", done.stdout)
+    assert 0 < float(error[1]) < 0.0040  # 2^-8: two roundings to BF16
+    assert not [pool.spec.name for pool in client.pools() if pool.spec.name.startswith("prefill")]
+
+
+@pytest.mark.parametrize("line, changed, words", [
+    ("TOPK, window_rows + count, columns", "TOPK, window_rows + count - 1, columns", "what attention reads"),
+    ('"store_slots": plan.swa_slots(where, WINDOW)', '"store_slots": plan.swa_slots(where, WINDOW)[::-1]',
+     "what attention reads"),
+    ("plan.swa_pivots(where, WINDOW), WINDOW", "plan.swa_pivots(where, WINDOW) + np.int32([0, 0, 1, 0]), WINDOW",
+     "what attention reads"),
+    ("EPS,\n", "0.1,\n", "the decoded token's rows"),
+    ("[position], cos_sin", "[position - 1], cos_sin", "the decoded token's rows"),
+    ("np.stack((sequence.table, blocks)", "np.stack((sequence.table[::-1], blocks)", "a copy of its blocks"),
+    ("step.zero_blocks(paged, blocks)", "step.zero_blocks(paged, blocks[1:])", "zeroed blocks"),
+])
+def test_prefill_finds_faults(client, daemon, tmp_path, line, changed, words):
+    """Its checks are checks: with something wrong in a step it says what is, and its pools go all the same."""
+    source = (EXAMPLES / "prefill.py").read_text()
+    assert line in source
+    (tmp_path / "prefill.py").write_text(source.replace(line, changed, 1))
+    done = subprocess.run([sys.executable, tmp_path / "prefill.py", daemon.socket], stdin=subprocess.DEVNULL,
+                          env=environment(), capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 1 and re.search(f"({words}): not as numpy has it", done.stderr), done.stderr
+    assert not [pool.spec.name for pool in client.pools() if pool.spec.name.startswith("prefill")]
+
+
 def engine(*arguments):
     return subprocess.run([build_dir() / "client" / "engine", *map(str, arguments)], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
@@ -147,13 +178,14 @@ def test_first_session(client, daemon):
 
 @pytest.mark.parametrize("name,status,words", [("scheduler.py", 1, "scheduler.py SOCKET POOL"),
                                                ("first_session.py", 2, "usage: first_session.py"),
-                                               ("worker.py", 1, "worker.py SOCKET POOL")])
+                                               ("worker.py", 1, "worker.py SOCKET POOL"),
+                                               ("prefill.py", 1, "prefill.py SOCKET")])
 def test_without_arguments(name, status, words):
     done = run(name, env=environment())
     assert done.returncode == status and words in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["scheduler.py", "first_session.py", "worker.py"])
+@pytest.mark.parametrize("name", ["scheduler.py", "first_session.py", "worker.py", "prefill.py"])
 def test_without_packages(name):
     """-S: without the folder that distributions put packages in; -I: without the user's."""
     done = run(name, "a", "b", python=(sys.executable, "-S", "-I"))
