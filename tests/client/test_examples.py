@@ -47,8 +47,8 @@ def test_worker(client, daemon, pool_name):
 def test_prefill(client, daemon):
     done = run("prefill.py", daemon.socket, env=environment())
     assert done.returncode == 0, done.stderr
-    error = re.fullmatch(r"100 tokens prefilled in 3 chunks by 2 layers, 1 decoded \(relative error (0\.\d+)\), 7 blocks "
-                         r"copied and zeroed: all as numpy has it\n", done.stdout)
+    error = re.fullmatch(r"100 tokens prefilled in 3 chunks by 2 layers, 1 decoded \(relative error (0\.\d+)\), "
+                         r"7 blocks copied and zeroed: all as numpy has it\n", done.stdout)
     assert 0 < float(error[1]) < 0.0040  # 2^-8: two roundings to BF16
     assert not [pool.spec.name for pool in client.pools() if pool.spec.name.startswith("prefill")]
 
@@ -190,3 +190,17 @@ def test_without_packages(name):
     """-S: without the folder that distributions put packages in; -I: without the user's."""
     done = run(name, "a", "b", python=(sys.executable, "-S", "-I"))
     assert done.returncode == 1 and "apt-get install python3-numpy" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_readme_names_everything():
+    """Each op, each plan command, each example."""
+    readme = (EXAMPLES.parents[1] / "README.md").read_text()
+    ops = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ", readme.split("| op | does |")[1].split("\n\n")[0], re.M)
+    assert {op for line in ops for op in re.findall(r"\w+", line)} == {field.name for field in pb.Op.DESCRIPTOR.fields}
+    plans = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ", readme.split("| `kvpoolctl plan` |")[1].split("\n\n")[0], re.M)
+    told = subprocess.run([build_dir() / "client" / "kvpoolctl" / "kvpoolctl", "--help"], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=SECONDS_MAX, check=True).stdout
+    known = set(re.findall(r"^ +plan (\w+) ", told, re.M))
+    assert {name for line in plans for name in re.findall(r"\w+", line)} == known
+    for example in EXAMPLES.iterdir():
+        assert example.name in readme or example.name in ("kvpool_stubs.py", "__pycache__"), example
