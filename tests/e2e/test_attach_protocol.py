@@ -745,6 +745,21 @@ def test_a_pool_goes_when_no_step_uses_it(client, session, attach, pool_name):
     assert client.device().pool_bytes == before
 
 
+def test_the_daemon_ends_while_a_pool_waits_to_go(start_daemon, pool_name):
+    """The step's wait is over with the daemon, and so is the deletion's."""
+    daemon = start_daemon("--drain-timeout-ms", "200")
+    client = Client(f"unix:{daemon.socket}")  # which the end of the daemon leaves open
+    session = client.open_session()
+    made = client.create_pool(pool_name, TOKENS, BLOCKS, [KV])
+    with Attachment(client.info().attach_socket, session.ref) as attachment:
+        waiting_step(attachment, made, session.allocate(made.pool_id, 1), session.epoch)
+        deleting = client.rpc.DeletePool.future(pb.DeletePoolRequest(pool_id=made.pool_id, force=True), timeout=60)
+        wait_until(lambda: not client.pools(), "gone for everybody")
+        daemon.stop()
+        deleting.result()
+    client.close()
+
+
 def test_a_worker_dies_with_a_step_of_a_pool_that_goes(client, session, attach, pool_name):
     """Whoever deletes it is answered all the same, and before the step's deadline."""
     attachment, before = attach(session), client.device().pool_bytes
