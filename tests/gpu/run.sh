@@ -323,12 +323,14 @@ stage_mps() {
 # Captured graphs whose ops the daemon does: the kernel that waits, by itself; torch's graphs; what it costs.
 stage_replay() {
   program "$build/tests/gpu/contract_replay"
+  program "$build/tests/bench/bench_words"
   program "$build/tests/bench/bench_replay"
   replay_by_daemon replay
 }
 
 stage_replay_mps() {
   need_mps
+  program "$build/tests/bench/bench_words"
   replay_by_daemon replay_mps KVPOOL_TEST_MPS=1
 }
 
