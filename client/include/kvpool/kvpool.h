@@ -270,7 +270,7 @@ KVPOOL_API kvpool_status kvpool_pool_refresh(kvpool_pool *pool, kvpool_error *er
 /* Forgets the handle; the pool itself stays. */
 KVPOOL_API void kvpool_pool_destroy(kvpool_pool *pool);
 /* Deletes the pool in the daemon; an operator's right. force: also while blocks are leased. KVPOOL_IN_USE otherwise.
- */
+ * Its memory is free when this returns; KVPOOL_DEADLINE_EXCEEDED: not yet, as steps of workers' rings still use it. */
 KVPOOL_API kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpool_error *error);
 
 KVPOOL_API uint64_t kvpool_pool_id(const kvpool_pool *pool);
@@ -559,7 +559,11 @@ typedef struct kvpool_assemble_compressed {
   /* An assemble before this one, of the same layer, segments and rows, wrote them: they are not written again.
    * Refused (KVPOOL_INVALID_ARGUMENT) where the daemon doesn't remember that, where a step that it accepted since may
    * have written these rows or their blocks, or one of another queue that had not finished by then, and where the step
-   * that assembles them is another queue's and has not finished. Assemble them again then. */
+   * that assembles them is another queue's and has not finished. Assemble them again then.
+   *
+   * Arrays that are buffers are not read at acceptance, so the worst is assumed of them: a store whose slots lie in one
+   * may have written every block of its layer, and after an assemble whose segments here lie in one nothing is kept.
+   * Who stores to the compressed cache between the layers that share it sends those slots with the step. */
   bool keep_compressed;
 } kvpool_assemble_compressed;
 
