@@ -4,8 +4,9 @@
  * be told the same. The supervisor holds a duplicate of every fd of every memory.
  *
  * An executor that can't serve answers HELLO with RESULT, the reason, and exits with status 2. By the status of the
- * reason: busy, others have to go first; invalid_argument, wrong_device, too_large, unimplemented, version_mismatch:
- * the next attempt would end the same way, unless somebody changes the host; anything else is an executor that died.
+ * reason: busy, others have to go first; invalid_argument, wrong_device, too_large, unimplemented, version_mismatch,
+ * permission_denied: the next attempt would end the same way, unless somebody changes the host; anything else is an
+ * executor that died.
  *
  * Order: HELLO, READY; then MEMORY_* before the POOL or BUFFER that uses it. The supervisor detaches an object only
  * when no step that uses it is in flight.

@@ -48,6 +48,7 @@ enum kvp_cuda_error_class kvp_cuda_error_classify(int code) {
 bool kvp_cuda_error_is_passing(int code) {
   switch (code) {
   case cudaErrorDevicesUnavailable:
+  case cudaErrorSystemNotReady:
   case cudaErrorMpsConnectionFailed:
   case cudaErrorMpsRpcFailure:
   case cudaErrorMpsServerNotReady:

@@ -13,7 +13,8 @@ enum kvp_cuda_error_class {
 
 enum kvp_cuda_error_class kvp_cuda_error_classify(int code);
 
-/* While a device is opened: one that an MPS server or its other users will let go of by themselves. */
+/* While a device is opened: one that will be ready by itself, or that an MPS server or its other users will let go
+ * of. */
 bool kvp_cuda_error_is_passing(int code);
 
 /* What is to be done about a code, not success, that came from `call`: a context that is lost is remembered as such, a

@@ -1,5 +1,5 @@
-"""A worker on a GPU: the pool and its buffers as tensors of torch's, tensors of its own as buffers, its streams and the
-executor's ops ordered by timelines; and a worker that has no CUDA of its own."""
+"""A worker on a GPU: the pool and its buffers as tensors of torch's, its streams and the executor's ops ordered by
+timelines; and a worker that has no CUDA of its own. Memory of the worker's own: test_worker_memory_gpu.py."""
 import os
 import subprocess
 import sys
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(not ON_GPU, reason="$KVPOOL_TEST_DEVICE names no
 UNDER_MPS = os.environ.get("KVPOOL_TEST_MPS") == "1"
 TOKENS, BLOCKS, LAYERS = 64, 40, 3
 MS = 60000
-INSTEAD = "use a buffer that the daemon makes, kvpool_attachment_create_buffer"
 REGIONS = [{"name": "kv", "format": "v41", "num_layers": LAYERS}, {"name": "index", "format": "index_mxfp8",
                                                                   "num_layers": LAYERS}]
 
@@ -114,42 +113,6 @@ def test_daemon_made_buffers_as_tensors(pool_name, blocks, worker, rng):
     assert bytes_of(loaded) == reference.cast_back(V41, rows).tobytes()
 
 
-def test_tensors_as_buffers(pool_name, blocks, worker, rng):
-    """By IPC handles: somewhere inside the blocks of torch's allocator."""
-    rows = random_rows(rng, V41, len(blocks) * TOKENS)
-    keep = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")  # so that ours isn't at the block's begin
-    source, out = bf16(rows), torch.zeros(rows.shape, dtype=torch.bfloat16, device="cuda")
-    torch.cuda.synchronize()
-    buffers = [worker.import_tensor(tensor) for tensor in (source, out)]
-    worker.run(store_and_load(worker.step(), worker.map_pool(pool_name).layer("kv"), *buffers, blocks))
-    assert bytes_of(out) == reference.cast_back(V41, rows).tobytes()
-    for buffer in buffers:
-        buffer.release()
-    del keep
-
-
-def test_fused_store_from_tensors(pool_name, blocks, worker, rng):
-    """All that the op takes is the worker's own memory. The records are those of the same op on buffers of the daemon's."""
-    count, positions = len(blocks) * TOKENS, 1000
-    angles = torch.rand(positions, 32, device="cuda") * 6.28
-    tensors = [bf16(random_rows(rng, V41, count)), (torch.rand(1, 512, device="cuda") + 0.5).bfloat16(),
-               torch.cat([angles.cos(), angles.sin()], 1), torch.as_tensor(slots_of(blocks, TOKENS)).int().cuda(),
-               torch.randint(positions, (count,), dtype=torch.int32, device="cuda")]
-    ours = [worker.import_tensor(tensor) for tensor in tensors]
-    theirs = [worker.create_buffer(tensor.numel() * tensor.element_size()) for tensor in tensors]
-    for buffer, tensor in zip(theirs, tensors):
-        torch.from_dlpack(buffer.array()).copy_(tensor.view(torch.uint8).flatten())
-    torch.cuda.synchronize()
-    mapped = worker.map_pool(pool_name)
-    for layer, (source, weight, table, slots, at) in enumerate((ours, theirs)):
-        step = worker.step()
-        worker.run(step.fused_store(mapped.layer("kv", layer), source.view(count, 1024), weight.view(1, 1024), 1e-6,
-                                    slots.int32(count), at.int32(count), table.view(positions, 256)))
-    records = [torch.from_dlpack(mapped.region("kv").array(layer)) for layer in range(2)]
-    first, second = (each[torch.as_tensor(blocks, dtype=torch.long, device=each.device)] for each in records)
-    assert first.any() and bytes_of(first) == bytes_of(second)
-
-
 def test_streams_and_steps(pool_name, blocks, worker, rng):
     """Each replay: a stream writes rows and signals; the executor stores and loads them and signals; the stream waits and
     copies what was loaded. The CPU waits once, at the end."""
@@ -196,24 +159,6 @@ print(worker.run(step)[0].rows_stored, mapped.region("kv").base is not None, buf
 worker.detach()
 """
 
-ALLOCATOR = """
-import sys, torch, kvpool
-worker, block = kvpool.attach(sys.stdin.read()), int(sys.argv[2])
-source = torch.randn(64, 512, device="cuda").bfloat16()
-out = torch.zeros_like(source)
-torch.cuda.synchronize()
-try:
-    buffers = [worker.import_tensor(tensor) for tensor in (source, out)]
-except kvpool.Error as error:
-    print(error.status.name, error)
-    raise SystemExit
-layer = worker.map_pool(sys.argv[1], kvpool.NOTHING).layer("kv")
-step = worker.step().store(layer, buffers[0].view(64, 1024), [block * 64 + i for i in range(64)])
-worker.run(step.load(layer, [[block, 0, 64, 0]], 64, buffers[1].view(64, 1024)))
-error = float((out.float() - source.float()).norm() / source.float().norm())
-print("OK" if 0 < error < 0.05 else f"wrong: {error}")
-"""
-
 WRITES = """
 import sys, torch, kvpool
 worker = kvpool.attach(sys.stdin.read())
@@ -233,17 +178,6 @@ def test_a_worker_without_cuda_of_its_own(session, pool, pool_name, blocks):
     slots = ",".join(str(slot) for slot in slots_of(blocks[:1], TOKENS))
     done = run_child(WITHOUT_TORCH, session, pool_name, slots)
     assert done.stdout == "64 True 2\n", done.stderr
-
-
-@pytest.mark.parametrize("allocator, may_have_handles", [("expandable_segments:True", True),
-                                                         ("backend:cudaMallocAsync", False)])
-def test_allocators_of_torch(session, pool_name, blocks, allocator, may_have_handles):
-    """Shared where torch makes memory with handles, which depends on its version; else it is said what to do instead."""
-    done = run_child(ALLOCATOR, session, pool_name, str(blocks[0]), PYTORCH_CUDA_ALLOC_CONF=allocator,
-                     PYTORCH_ALLOC_CONF=allocator)
-    print(allocator, done.stdout)
-    is_shared = may_have_handles and done.stdout == "OK\n"
-    assert is_shared or (done.stdout.startswith("UNIMPLEMENTED ") and INSTEAD in done.stdout), done.stdout + done.stderr
 
 
 @pytest.mark.skipif(UNDER_MPS, reason="under MPS a fault is everybody's")

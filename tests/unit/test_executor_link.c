@@ -322,7 +322,9 @@ static void test_refused(void **state) {
   struct watch watch;
   watch_start(&watch, "refuses");
   watch_until(&watch, 'W', 1);
-  assert_string_equal(kvp_executor_link_refusal(watch.link), "there is no GPU 7");
+  enum kvp_status status = KVP_OK;
+  assert_string_equal(kvp_executor_link_refusal(watch.link, &status), "there is no GPU 7");
+  assert_int_equal(status, KVP_WRONG_DEVICE);
   assert_string_equal(kvp_executor_link_waiting(watch.link), "there is no GPU 7");
   assert_int_equal(kvp_executor_link_refused(watch.link), KVP_WRONG_DEVICE);
   assert_int_equal(kvp_executor_link_restarts(watch.link), 0); /* nobody died */

@@ -180,7 +180,8 @@ typedef struct kvpool_post_options {
 
 /* Asynchronous; steps run in the order in which they were posted. options NULL: the defaults. The step may be changed at
  * once. KVPOOL_BUSY: the ring is full, or 1024 steps are not done. KVPOOL_DEVICE_LOST: until a successor serves.
- * KVPOOL_TOO_LARGE: more than 4 MiB, use buffer arrays. KVPOOL_WRONG_DEVICE: kvpool_step_set_placement named another. */
+ * KVPOOL_TOO_LARGE: more than 4 MiB, use buffer arrays. KVPOOL_WRONG_DEVICE: kvpool_step_set_placement named another,
+ * or a buffer is on another. */
 KVPOOL_API kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
                                                 const kvpool_post_options *options, uint64_t *step_id,
                                                 kvpool_error *error);
