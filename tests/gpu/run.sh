@@ -295,7 +295,7 @@ stage_faults() {
 # Memory of workers' own, by the driver and by torch: what is opened, what is refused, and what becomes of it.
 stage_worker_memory() {
   need_python
-  pytest_run worker_memory -- "$here/test_worker_memory_gpu.py" "$here/test_worker_tensors_gpu.py"
+  pytest_run worker_memory -- "$here/test_worker_memory_gpu.py"
 }
 
 # Workers of torch's on the same GPU; steps a second through rings; one that is killed in a kernel comes last.
@@ -316,7 +316,8 @@ workers_run() {
     cuda:0
   need_python
   "$python" -c "import torch" || skip "no torch in $python"
-  pytest_run "$name" "$@" -- -s "$here/test_worker_gpu.py" "$here/test_worker_killed.py"
+  pytest_run "$name" "$@" -- -s "$here/test_worker_gpu.py" "$here/test_worker_tensors_gpu.py" \
+    "$here/test_worker_killed.py"
 }
 
 stage_mps() {
