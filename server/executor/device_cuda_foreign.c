@@ -56,9 +56,13 @@ static enum kvp_status handle_map(struct kvp_cuda_device *device, const struct k
   const char *call = "";
   const CUresult code = kvp_cuda_memory_map(device, memory, handle, request->allocation_bytes, &call);
   if (code != CUDA_SUCCESS) {
-    const enum kvp_status status = kvp_cuda_foreign_error_set(
+    enum kvp_status status = kvp_cuda_foreign_error_set(
         device, (int)code, call, error, "memory %llu: %llu bytes of its descriptor's allocation can't be mapped",
         (unsigned long long)request->memory_id, (unsigned long long)request->allocation_bytes);
+    if (status == KVP_UNIMPLEMENTED) { /* what drivers say of more bytes than the allocation has */
+      status = KVP_INVALID_ARGUMENT;
+      error->status = status;
+    }
     kvp_cuda_memory_free(device, memory);
     return status;
   }

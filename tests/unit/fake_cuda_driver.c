@@ -91,7 +91,7 @@ static CUresult fake_map(CUdeviceptr address, size_t bytes, size_t offset, CUmem
   RETURN_INJECTED_RESULT("cuMemMap");
   fake_check(bytes > 0 && bytes % granularity == 0, "a mapping that is no whole number of pieces");
   if (bytes > handles[handle - 1].bytes) {
-    return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_ERROR_NOT_SUPPORTED; /* as driver 580 has it */
   }
   void *map = mmap(fake_pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, handles[handle - 1].fd, 0);
   fake_check(map != MAP_FAILED, "not mapped");
