@@ -303,6 +303,7 @@ KVPOOL_API kvpool_status kvpool_timeline_stream_wait(kvpool_attachment *attachme
  *                for each layer: ... kvpool_replay_signal(replay, stream, k) ... kvpool_replay_wait(replay, stream, k) ...
  *                kvpool_replay_end(replay, stream)
  *   each time:   kvpool_replay_post(replay, step), launch the graph; in either order, and without waiting in between
+ *                - cheapest posted ahead, while the launch before still runs: slots of the next token are known then
  *
  * Under MPS the executor serves a whole replay with one launch, which waits for each point on the GPU. Time-sliced, a
  * kernel that waits would hold up what it waits for: the graph waits by memory-operation nodes, and the executor launches
