@@ -1,6 +1,7 @@
 /* Buffers of an attachment: made by the daemon and mapped here, or brought along. */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -76,6 +77,7 @@ static kvpool_buffer *buffer_new(kvpool_attachment *attachment, bool is_owned) {
   atomic_init(&attached->references, 1);
   memcpy(attached->mapping.uuid, attachment->welcome.uuid, sizeof attached->mapping.uuid);
   buffer->attached = attached;
+  (void)snprintf(buffer->device, sizeof buffer->device, "%s", attachment->welcome.device);
   return buffer;
 }
 

@@ -150,6 +150,10 @@ static kvpool_status post_check(kvpool_attachment *attachment, const kvpool_step
     return kvp_fail(error, KVPOOL_WRONG_DEVICE, "the step is for %s, the attachment's device is %s", step->placement,
                     attachment->welcome.device);
   }
+  status = kvp_step_check_device(step, attachment->welcome.device, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
   const uint64_t bytes_max = attachment->ring.commands.arena_bytes / 2;
   if (bytes > bytes_max) {
     return kvp_fail_at(error, KVPOOL_TOO_LARGE, "", -1, (int64_t)bytes,

@@ -1,5 +1,6 @@
 /* Buffers: device memory of a session, written and read in pieces. */
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "client/internal.h"
@@ -35,7 +36,10 @@ kvpool_status kvpool_buffer_create(kvpool_session *session, const char *device, 
   }
   const Kvpool__V1__Buffer *response = (const Kvpool__V1__Buffer *)message;
   kvp_session_ref(session);
-  *buffer = (kvpool_buffer){.session = session, .id = response->buffer_id, .bytes = response->bytes};
+  buffer->session = session;
+  buffer->id = response->buffer_id;
+  buffer->bytes = response->bytes;
+  (void)snprintf(buffer->device, sizeof buffer->device, "%s", response->device);
   protobuf_c_message_free_unpacked(message, NULL);
   *out = buffer;
   return KVPOOL_OK;

@@ -114,6 +114,15 @@ const char *kvpool_server_info_attach_socket(const kvpool_server_info *info) {
   return info->message->attach_socket;
 }
 
+bool kvpool_server_info_caller(const kvpool_server_info *info, kvpool_caller_info *out) {
+  const Kvpool__V1__Caller *caller = info->message->caller;
+  if (caller == NULL) {
+    return false;
+  }
+  *out = (kvpool_caller_info){.uid = caller->uid, .pid = caller->pid, .is_operator = caller->is_operator != 0};
+  return true;
+}
+
 size_t kvpool_server_info_device_count(const kvpool_server_info *info) {
   return info->message->n_devices;
 }

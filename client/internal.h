@@ -332,11 +332,19 @@ struct kvpool_buffer {
   uint64_t id;
   uint64_t bytes;
   struct kvp_attached_buffer *attached; /* NULL: of a session */
+  char device[kvp_name_bytes_max];
 };
 
 /* kvpool_buffer_release and kvpool_buffer_data of an attachment's. */
 kvpool_status kvp_attached_buffer_release(kvpool_buffer *buffer, kvpool_error *error);
 void *kvp_attached_buffer_data(const kvpool_buffer *buffer);
+
+/* A buffer that a step names. */
+struct kvp_step_buffer {
+  uint64_t id; /* 0: none */
+  int32_t op;  /* -1: an array */
+  char device[kvp_name_bytes_max];
+};
 
 struct kvpool_step {
   kvpool_session *session;       /* NULL: of an attachment */
@@ -350,7 +358,15 @@ struct kvpool_step {
   struct kvp_bytes wire_ops;    /* struct kvp_wire_op[op_count]: the same ops as a ring takes them */
   struct kvp_bytes wire_arrays; /* struct kvp_wire_array[array_count]; of an inline one, where it stands in body */
   uint64_t inline_bytes;        /* what inline arrays take in a ring's step */
+  struct kvp_step_buffer buffer_first;     /* that it names */
+  struct kvp_step_buffer buffer_elsewhere; /* the first on another device than that one */
 };
+
+/* Remembered for kvp_step_check_device. op -1: an array. */
+void kvp_step_name_buffer(kvpool_step *step, int32_t op, const kvpool_buffer *buffer);
+/* KVPOOL_WRONG_DEVICE: the step names a buffer of another device. A ring's executor knows its own device's alone, and
+ * could only say that there is no such buffer. */
+kvpool_status kvp_step_check_device(const kvpool_step *step, const char *device, kvpool_error *error);
 
 /* A StepRequest: the head that changes with every submit, and the step's body. with_session: name the session. */
 kvpool_status kvp_step_pack(const kvpool_step *step, uint64_t step_id, bool with_session, grpc_byte_buffer **out,

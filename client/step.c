@@ -65,6 +65,7 @@ void kvpool_step_clear(kvpool_step *step) {
   step->op_count = 0;
   step->point_count = 0;
   step->placement[0] = '\0';
+  step->buffer_first = step->buffer_elsewhere = (struct kvp_step_buffer){.id = 0};
 }
 
 kvpool_status kvpool_step_set_placement(kvpool_step *step, const char *device, kvpool_error *error) {
@@ -76,6 +77,37 @@ kvpool_status kvpool_step_set_placement(kvpool_step *step, const char *device, k
   }
   (void)snprintf(step->placement, sizeof step->placement, "%s", name);
   return KVPOOL_OK;
+}
+
+void kvp_step_name_buffer(kvpool_step *step, int32_t op, const kvpool_buffer *buffer) {
+  struct kvp_step_buffer *place = NULL;
+  if (step->buffer_first.id == 0) {
+    place = &step->buffer_first;
+  } else if (step->buffer_elsewhere.id == 0 && strcmp(step->buffer_first.device, buffer->device) != 0) {
+    place = &step->buffer_elsewhere;
+  }
+  if (place != NULL) {
+    place->id = buffer->id;
+    place->op = op;
+    memcpy(place->device, buffer->device, sizeof place->device);
+  }
+}
+
+kvpool_status kvp_step_check_device(const kvpool_step *step, const char *device, kvpool_error *error) {
+  const struct kvp_step_buffer *wrong = &step->buffer_first;
+  if (wrong->id != 0 && strcmp(wrong->device, device) == 0) {
+    wrong = &step->buffer_elsewhere;
+  }
+  if (wrong->id == 0) {
+    return KVPOOL_OK;
+  }
+  const kvpool_status status =
+      kvp_fail_at(error, KVPOOL_WRONG_DEVICE, wrong->op < 0 ? "arrays" : "", -1, (int64_t)wrong->id,
+                  "buffer %llu is on %s, the step runs on %s", (unsigned long long)wrong->id, wrong->device, device);
+  if (error != NULL) {
+    error->op = wrong->op;
+  }
+  return status;
 }
 
 static kvpool_status step_check_array_room(const kvpool_step *step, kvpool_error *error) {
@@ -146,6 +178,7 @@ kvpool_status kvpool_step_add_buffer_array(kvpool_step *step, const kvpool_buffe
     step->body.size = size_before;
     return kvp_fail_no_memory(error);
   }
+  kvp_step_name_buffer(step, -1, buffer);
   *array = step->array_count++;
   return KVPOOL_OK;
 }

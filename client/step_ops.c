@@ -19,6 +19,7 @@ struct op_draft {
   Kvpool__V1__RegionRef regions[3];
   uint32_t region_count;
   Kvpool__V1__View views[5];
+  const kvpool_buffer *buffers[5]; /* of the views */
   uint32_t view_count;
   uint32_t elements; /* fused_store: of a row of the region */
 };
@@ -69,6 +70,7 @@ static Kvpool__V1__View *draft_view(struct op_draft *draft, const kvpool_view *v
     return NULL;
   }
   assert(view->buffer != NULL && draft->view_count < sizeof draft->views / sizeof draft->views[0]);
+  draft->buffers[draft->view_count] = view->buffer;
   Kvpool__V1__View *message = &draft->views[draft->view_count++];
   kvpool__v1__view__init(message);
   message->buffer_id = view->buffer->id;
@@ -109,6 +111,9 @@ static kvpool_status draft_append(struct op_draft *draft) {
   if (status != KVPOOL_OK) {
     step->body.size = size_before;
     return status;
+  }
+  for (uint32_t i = 0; i < draft->view_count; i++) {
+    kvp_step_name_buffer(step, (int32_t)step->op_count, draft->buffers[i]);
   }
   step->op_count++;
   return KVPOOL_OK;

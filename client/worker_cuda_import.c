@@ -16,6 +16,9 @@ struct allocation {
   int fd; /* -1 of an IPC handle */
 };
 
+/* What to do about memory that can't be shared. */
+#define USE_THE_DAEMONS "use a buffer that the daemon makes, kvpool_attachment_create_buffer"
+
 static kvpool_status check_on_device(const kvpool_attachment *attachment, kvpool_error *error) {
   if ((attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) == 0) {
     return kvp_fail(error, KVPOOL_WRONG_DEVICE, "%s is no GPU: it takes memfds", attachment->welcome.device);
@@ -72,8 +75,10 @@ static kvpool_status ipc_open(const struct kvp_cuda_driver *driver, uint64_t add
   }
   out->import.kind = KVP_IMPORT_IPC_HANDLE;
   const int code = driver->ipc_handle(out->import.ipc_handle, out->base);
-  return code == CUDA_OK ? KVPOOL_OK
-                         : kvp_cuda_fail(driver, code, "cuIpcGetMemHandle", "the memory to import", error);
+  return code == CUDA_OK
+             ? KVPOOL_OK
+             : kvp_cuda_fail(driver, code, "cuIpcGetMemHandle",
+                             "a handle of the memory to import; where there is none, " USE_THE_DAEMONS, error);
 }
 
 static kvpool_status fd_open(const struct kvp_cuda_driver *driver, uint64_t handle, uint64_t address,
@@ -83,7 +88,7 @@ static kvpool_status fd_open(const struct kvp_cuda_driver *driver, uint64_t hand
       (allowed & CU_MEM_HANDLE_POSIX_FD) == 0) {
     return kvp_fail(error, KVPOOL_UNIMPLEMENTED,
                     "0x%llx is virtual memory that was made without a handle to share it by (PyTorch's expandable "
-                    "segments are): use a buffer that the daemon makes, kvpool_attachment_create_buffer",
+                    "segments are): " USE_THE_DAEMONS,
                     (unsigned long long)address);
   }
   kvpool_status status = mapping_of(driver, address, out, error);
@@ -92,8 +97,10 @@ static kvpool_status fd_open(const struct kvp_cuda_driver *driver, uint64_t hand
   }
   out->import.kind = KVP_IMPORT_VMM;
   const int code = driver->export_handle(&out->fd, handle, CU_MEM_HANDLE_POSIX_FD, 0);
-  return code == CUDA_OK ? KVPOOL_OK
-                         : kvp_cuda_fail(driver, code, "cuMemExportToShareableHandle", "the memory to import", error);
+  return code == CUDA_OK
+             ? KVPOOL_OK
+             : kvp_cuda_fail(driver, code, "cuMemExportToShareableHandle",
+                             "a handle of the memory to import; where there is none, " USE_THE_DAEMONS, error);
 }
 
 /* The allocation that an address lies in. */
@@ -119,7 +126,7 @@ static kvpool_status allocation_open(const struct kvp_cuda_scope *scope, uint64_
   }
   return kvp_fail(error, KVPOOL_UNIMPLEMENTED,
                   "0x%llx has no handle that another process could open (memory of cudaMallocAsync and of pools has "
-                  "none): use a buffer that the daemon makes, kvpool_attachment_create_buffer",
+                  "none): " USE_THE_DAEMONS,
                   (unsigned long long)address);
 }
 
@@ -143,10 +150,12 @@ kvpool_status kvpool_attachment_import_device(kvpool_attachment *attachment, voi
   }
   const uint64_t offset = begin - allocation.base;
   if (bytes == 0 || offset > allocation.bytes || bytes > allocation.bytes - offset) {
-    status = kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "bytes", -1, (int64_t)bytes,
-                         "%llu bytes from 0x%llx are not inside one allocation, of %llu bytes from 0x%llx",
-                         (unsigned long long)bytes, (unsigned long long)begin, (unsigned long long)allocation.bytes,
-                         (unsigned long long)allocation.base);
+    status =
+        kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "bytes", -1, (int64_t)bytes,
+                    "%llu bytes from 0x%llx are not inside one allocation, of %llu bytes from 0x%llx%s",
+                    (unsigned long long)bytes, (unsigned long long)begin, (unsigned long long)allocation.bytes,
+                    (unsigned long long)allocation.base,
+                    allocation.fd >= 0 ? "; where virtual memory is mapped piece by piece, " USE_THE_DAEMONS : "");
   } else {
     allocation.import.allocation_bytes = allocation.bytes;
     allocation.import.offset_bytes = offset;

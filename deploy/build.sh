@@ -18,9 +18,17 @@ while [[ $# -gt 0 && $1 != -- ]]; do
 done
 shift $(($# > 0 ? 1 : 0))
 
-# The toolkit's installer does not put it on the PATH.
-if [[ -z ${CUDACXX:-} ]] && ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then
-  export CUDACXX=/usr/local/cuda/bin/nvcc
+# is_new_enough NVCC: of a toolkit that the CUDA backend can be built with
+is_new_enough() {
+  local version
+  version=$("$1" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p') || return 1
+  [[ -n $version && $(printf '%s\n' 12.5 "$version" | sort -V | head -n 1) == 12.5 ]]
+}
+
+# The toolkit's installer does not put it on the PATH, where the distribution may have an older one.
+own=/usr/local/cuda/bin/nvcc
+if [[ -z ${CUDACXX:-} && -x $own ]] && ! is_new_enough nvcc; then
+  export CUDACXX=$own
 fi
 if [[ ${KVPOOL_RELEASE:-0} == 1 ]]; then
   configure=(-DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=OFF "-DKVPOOL_CUDA_ARCHITECTURES=80;90;100" "${configure[@]}")

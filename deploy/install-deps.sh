@@ -82,14 +82,16 @@ fi
 # Quiet, and everything apt said when it fails.
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-quietly() {
-  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "$@" >"$log" 2>&1; then
-    cat "$log" >&2
-    echo "install-deps: '$*' failed" >&2
-    exit 1
-  fi
+as_root_quietly() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "$@" >>"$log" 2>&1
 }
 
 echo "installing ${#missing[@]} packages: ${missing[*]}"
-quietly apt-get update
-quietly apt-get install -y --no-install-recommends "${missing[@]}"
+# One list that can't be fetched (another vendor's, or no network) does not mean that these packages can't be had.
+update=worked
+as_root_quietly apt-get update || update=failed
+if ! as_root_quietly apt-get install -y --no-install-recommends "${missing[@]}"; then
+  cat "$log" >&2
+  echo "install-deps: 'apt-get install -y --no-install-recommends ${missing[*]}' failed (apt-get update: $update)" >&2
+  exit 1
+fi

@@ -5,11 +5,15 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build
 keep=false
+with_packages=true
+gpu_start_seconds=120 # the driver may have to bring up every GPU of the host first
+host_start_seconds=30
 
 usage() {
   cat <<'END'
-usage: deploy/quickstart.sh [--keep] [--build-dir DIR]
+usage: deploy/quickstart.sh [--keep] [--no-packages] [--build-dir DIR]
   --keep           leave the daemon running at the end, and say how to talk to it
+  --no-packages    install nothing: what is needed is there already, from wherever (no network, another distribution)
   --build-dir DIR  where to build (default: build/ in the source tree)
 END
 }
@@ -17,6 +21,7 @@ END
 while [[ $# -gt 0 ]]; do
   case $1 in
     --keep) keep=true ;;
+    --no-packages) with_packages=false ;;
     --build-dir)
       [[ $# -ge 2 ]] || { usage >&2; exit 2; }
       mkdir -p "$2"
@@ -49,8 +54,12 @@ quietly() {
 }
 
 heading "packages"
-"$root/deploy/install-deps.sh"
-echo "all there"
+if $with_packages; then
+  "$root/deploy/install-deps.sh"
+  echo "all there"
+else
+  echo "not looked at (--no-packages)"
+fi
 
 heading "build"
 mkdir -p "$build"
@@ -68,10 +77,13 @@ kvpoolctl=$build/client/kvpoolctl/kvpoolctl
 {
   read -r device
   read -r reason
-} < <("$root/deploy/choose-device.sh" "$kvpoolctl" --executor "$executor")
+} < <("$root/deploy/choose-device.sh" "$kvpoolctl" --executor "$executor" --timeout $((gpu_start_seconds * 500)))
 
 heading "daemon"
-directory=$(mktemp -d "${TMPDIR:-/tmp}/kvpoold.XXXXXX")
+# A unix socket's path has 107 bytes at most; some hosts' TMPDIR leaves too few of them.
+place=${TMPDIR:-/tmp}
+[[ ${#place} -le 60 ]] || place=/tmp
+directory=$(mktemp -d "$place/kvpoold.XXXXXX")
 log=$directory/kvpoold.log
 doctor=$directory/doctor.log
 socket=$directory/kvpoold.sock
@@ -108,13 +120,14 @@ serves() {
   "$kvpoolctl" info --json 2>/dev/null | grep -q '"state": *"serving"'
 }
 
-# start_daemon DEVICE: true when it serves. Opening a GPU takes a moment. A device that can't be served ends the daemon,
-# with the reason in its log.
+# start_daemon DEVICE SECONDS: true when it serves. A device that can't be served ends the daemon, with the reason in its
+# log; one that others have to leave first makes it wait.
 start_daemon() {
   "$kvpoold" --config "$root/deploy/kvpoold.conf" --socket "$socket" --executor "$executor" --device "$1" \
     >"$log" 2>&1 </dev/null &
   daemon=$!
-  for _ in {1..300}; do
+  local until=$((SECONDS + $2))
+  while [[ $SECONDS -lt $until ]]; do
     if serves; then
       return 0
     fi
@@ -128,12 +141,18 @@ start_daemon() {
   return 1
 }
 
-if ! start_daemon "$device" && [[ $device == cuda:* && -z $daemon ]]; then
-  # What nobody could know before an executor has opened it.
-  reason="$device can't be served: $(sed -n 's/.* start_failed .*text="\(.*\)"$/\1/p' "$log" | head -n 1)"
-  device=host:0
-  mv "$log" "$directory/kvpoold-gpu.log"
-  start_daemon "$device" || true
+if [[ $device == cuda:* ]]; then
+  if ! start_daemon "$device" "$gpu_start_seconds"; then
+    # What nobody could know before an executor has opened it.
+    said=$(sed -n -E 's/.* (start_failed|device_waiting) .*text="(.*)"$/\2/p' "$log" | tail -n 1)
+    reason="$device can't be served: ${said:-it is not there after $gpu_start_seconds s}"
+    device=host:0
+    stop_daemon || true
+    mv "$log" "$directory/kvpoold-gpu.log"
+  fi
+fi
+if [[ $device == host:* ]]; then
+  start_daemon "$device" "$host_start_seconds" || true
 fi
 "$kvpoolctl" doctor --executor "$executor" >"$doctor" 2>&1 || true
 if ! serves; then

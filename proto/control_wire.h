@@ -4,8 +4,9 @@
  * be told the same. The supervisor holds a duplicate of every fd of every memory.
  *
  * An executor that can't serve answers HELLO with RESULT, the reason, and exits with status 2. By the status of the
- * reason: busy, others have to go first; invalid_argument, wrong_device, too_large, unimplemented, version_mismatch:
- * the next attempt would end the same way, unless somebody changes the host; anything else is an executor that died.
+ * reason: busy, others have to go first; invalid_argument, wrong_device, too_large, unimplemented, version_mismatch,
+ * permission_denied: the next attempt would end the same way, unless somebody changes the host; anything else is an
+ * executor that died.
  *
  * Order: HELLO, READY; then MEMORY_* before the POOL or BUFFER that uses it. The supervisor detaches an object only
  * when no step that uses it is in flight.
@@ -89,7 +90,11 @@ struct kvp_control_buffer {
   uint64_t memory_id;
   uint64_t bytes;
   uint32_t owner; /* session slot */
-  uint32_t reserved;
+  uint32_t flags; /* enum kvp_control_buffer_flag */
+};
+
+enum kvp_control_buffer_flag {
+  KVP_BUFFER_LOST = 1, /* it has no memory any more: steps that name it are told so */
 };
 
 struct kvp_control_free {

@@ -204,13 +204,16 @@ check_cuda() {
   CUDACXX=$nvcc build cuda -DKVPOOL_CUDA=ON "-DKVPOOL_CUDA_ARCHITECTURES=80;90;100" -DKVPOOL_FAILPOINTS=ON -- \
     --target kvpoold --target kvpool-exec --target contract_golden_cuda --target contract_differential_cuda \
     --target contract_large --target contract_population --target contract_hostile --target long_kernel \
-    --target bench_kernels || return 0
+    --target bench_kernels --target fake_cuda_tests || return 0
   check clang-tidy-cuda 600 run-clang-tidy -quiet -j "$jobs" -p "$builds/cuda" \
     "^$root/(server/executor/device_cuda[a-z_]*|tests/gpu/[a-z_]*)\.c\$" || true
   suite pytest-cuda-on-host 300 "$logs/pytest-cuda-on-host.xml" env "KVPOOL_BUILD_DIR=$builds/cuda" \
     "KVPOOL_TEST_LIBRARY=$builds/gcc/client/libkvpool.so" \
     PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" \
-    --junitxml "$logs/pytest-cuda-on-host.xml" "$root/tests/e2e/test_golden.py"
+    --junitxml "$logs/pytest-cuda-on-host.xml" "$root/tests/e2e/test_golden.py" "$root/tests/e2e/test_gpu_imports.py"
+  # The backend itself, on a CUDA in host memory.
+  suite ctest-cuda-on-host 300 "$logs/ctest-cuda-on-host.xml" ctest --test-dir "$builds/cuda" -j "$jobs" --timeout 200 \
+    -R '^unit_.*cuda' --output-on-failure --output-junit "$logs/ctest-cuda-on-host.xml"
 }
 
 mkdir -p "$logs"

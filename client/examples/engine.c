@@ -14,6 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PAGED_SHAPE "--block-size 64 --blocks 16 --region name=kv,format=v41,layers=1,ratio=4"
+#define RING_SHAPE  "--kind ring --block-size 128 --blocks 4 --region name=swa,format=v41,layers=2"
+
 enum {
   layers = 2,
   shared = layers, /* for made-up rows: those of the compressed cache */
@@ -452,18 +455,48 @@ static void iterate(struct engine *engine, int sequences) {
   }
 }
 
+/* ---- the pools --------------------------------------------------------------------------------------------------
+ */
+
+static bool paged_fits(const kvpool_pool *pool) {
+  const uint32_t block_size = kvpool_pool_block_size(pool);
+  return kvpool_pool_get_kind(pool) == KVPOOL_POOL_PAGED && strcmp(kvpool_pool_region(pool, 0)->format, "v41") == 0 &&
+         tokens_max / block_size < blocks_max && (uint64_t)kvpool_pool_num_blocks(pool) * block_size >= tokens_max;
+}
+
+static bool ring_fits(const kvpool_pool *pool) {
+  const kvpool_region_info *region = kvpool_pool_region(pool, 0);
+  return kvpool_pool_get_kind(pool) == KVPOOL_POOL_RING && strcmp(region->format, "v41") == 0 &&
+         region->num_layers >= layers && region->tokens_per_block <= ring_max;
+}
+
+/* False: there is none of this name, or it is of another shape; the command that makes one has been told. */
+static bool pool_take(kvpool_client *client, const char *socket, const char *name, const char *shape,
+                      bool (*fits)(const kvpool_pool *pool), kvpool_pool **out) {
+  kvpool_error error;
+  kvpool_status status = kvpool_pool_open(client, name, out, &error);
+  if (status == KVPOOL_OK && fits(*out)) {
+    return true;
+  }
+  if (status != KVPOOL_OK && status != KVPOOL_UNKNOWN_POOL) {
+    check(status, &error, "pool");
+  }
+  const bool is_there = status == KVPOOL_OK;
+  (void)fprintf(stderr,
+                is_there ? "pool \"%s\" is not as this example needs it; one that is, to be named instead:\n"
+                         : "there is no pool \"%s\"; this makes it:\n",
+                name);
+  (void)fprintf(stderr, "  kvpoolctl pool create %s%s %s%s%s\n", name, is_there ? "-fit" : "", shape,
+                socket == NULL ? "" : " --socket ", socket == NULL ? "" : socket);
+  return false;
+}
+
 static void geometry_take(struct engine *engine) {
   const kvpool_region_info *pages = kvpool_pool_region(engine->paged, 0);
-  const kvpool_region_info *ring = kvpool_pool_region(engine->ring, 0);
   engine->compressed = (kvpool_layer){.pool = engine->paged, .region = 0, .layer = 0};
   engine->ratio = pages->compression_ratio;
   engine->per_block = pages->tokens_per_block;
-  engine->window = ring->tokens_per_block;
-  if (strcmp(pages->format, "v41") != 0 || strcmp(ring->format, "v41") != 0 || ring->num_layers < layers ||
-      engine->window > ring_max || tokens_max / kvpool_pool_block_size(engine->paged) >= blocks_max) {
-    (void)fprintf(stderr, "these pools are not what the comment at the top of engine.c makes\n");
-    exit(1);
-  }
+  engine->window = kvpool_pool_region(engine->ring, 0)->tokens_per_block;
 }
 
 int main(int argc, char **argv) {
@@ -471,9 +504,14 @@ int main(int argc, char **argv) {
   int sequences = argc > 4 ? atoi(argv[4]) : 12;
   kvpool_client *client;
   kvpool_error error;
-  check(kvpool_client_connect(argc > 1 ? argv[1] : NULL, NULL, &client, &error), &error, "connect");
-  check(kvpool_pool_open(client, argc > 2 ? argv[2] : "engine", &engine.paged, &error), &error, "pool");
-  check(kvpool_pool_open(client, argc > 3 ? argv[3] : "engine-window", &engine.ring, &error), &error, "ring pool");
+  const char *socket = argc > 1 ? argv[1] : NULL;
+  check(kvpool_client_connect(socket, NULL, &client, &error), &error, "connect");
+  bool has_pools = pool_take(client, socket, argc > 2 ? argv[2] : "engine", PAGED_SHAPE, paged_fits, &engine.paged);
+  has_pools = pool_take(client, socket, argc > 3 ? argv[3] : "engine-window", RING_SHAPE, ring_fits, &engine.ring) &&
+              has_pools;
+  if (!has_pools) {
+    exit(1);
+  }
   geometry_take(&engine);
   check(kvpool_session_open(client, NULL, &engine.session, &error), &error, "session");
   check(kvpool_buffer_create(engine.session, NULL, input_bytes, &engine.input, &error), &error, "buffer");

@@ -179,7 +179,8 @@ const struct kvp_ctl_command kvp_ctl_doctor_command = {
     .summary = "checks this host and its daemon, and says what to do",
     .details =
         "GPU driver, device nodes, MPS, the daemon's configuration and executor, limits, shared memory, the socket, "
-        "and the daemon where one answers; none is needed. Run it as the daemon's user and with its environment: "
+        "the daemon where one answers, and what a worker would find that runs where this does; none is needed. Run "
+        "it as the daemon's user and with its environment: "
         "permissions, limits and CUDA_VISIBLE_DEVICES are a user's. Nothing holds it: what doesn't answer within "
         "twice --timeout is told as that. A host without a GPU is no problem, the host backend serves. The document "
         "of --json also says which `device` kvpoold could serve here, and the reason. Exit status: 0 no problem, 1 a "

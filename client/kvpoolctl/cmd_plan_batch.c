@@ -24,11 +24,11 @@ static const struct argp_option batch_options[] = {
 static int tables_complete(const struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
   int32_t next = 0;
   for (size_t i = 0; i < plan->sequence_count; i++) {
-    uint64_t tokens = (uint64_t)plan->sequences[i].seqlen_k / (plan->ratio == 0 ? 1 : plan->ratio);
+    uint64_t tokens = (uint64_t)plan->sequences[i].seqlen_k / (plan->ratio);
     if (!kvp_ctl_plan_table_default(&plan->tables[i], tokens, plan->per_block, &next)) {
       return kvp_ctl_refuse(ctl, "plan fewer at once",
-                            "sequence %zu: %llu tokens are more than this program plans for", i,
-                            (unsigned long long)tokens);
+                            "sequence %zu: seqlen_k = %lld: %llu tokens are more than this program plans for", i,
+                            (long long)plan->sequences[i].seqlen_k, (unsigned long long)tokens);
     }
     plan->sequences[i].block_table = plan->tables[i].items;
     plan->sequences[i].table_count = plan->tables[i].count;
@@ -152,14 +152,14 @@ static void visible_cells(struct kvp_ctl_table *table, const void *rows, size_t 
 
 static int visible_plan(struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
   uint64_t rows = 0;
-  for (size_t i = 0; i < plan->sequence_count && rows <= kvp_ctl_plan_rows_max; i++) {
-    rows = (uint64_t)plan->sequences[i].seqlen_q > kvp_ctl_plan_rows_max
-               ? kvp_ctl_plan_rows_max + 1U
-               : rows + (uint64_t)plan->sequences[i].seqlen_q;
-  }
-  if (rows > kvp_ctl_plan_rows_max) {
-    return kvp_ctl_refuse(ctl, "plan fewer at once", "more query rows than the %d this program plans for",
-                          kvp_ctl_plan_rows_max);
+  for (size_t i = 0; i < plan->sequence_count; i++) {
+    const uint64_t seqlen_q = (uint64_t)plan->sequences[i].seqlen_q;
+    if (seqlen_q > kvp_ctl_plan_rows_max - rows) {
+      return kvp_ctl_refuse(ctl, "plan fewer at once",
+                            "sequence %zu: seqlen_q = %llu: more query rows than the %d this program plans for", i,
+                            (unsigned long long)seqlen_q, kvp_ctl_plan_rows_max);
+    }
+    rows += seqlen_q;
   }
   struct batch_plan batch;
   static const char *const columns[] = {">KS", ">KE", ">VISIBLE"};

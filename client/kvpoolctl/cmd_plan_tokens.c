@@ -26,7 +26,7 @@ static int tokens_plan(const struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments 
                        const struct kvp_ctl_plan_rows *kind) {
   int32_t next = 0;
   if (!kvp_ctl_plan_table_default(&plan->table, plan->end, plan->per_block, &next)) {
-    return kvp_ctl_refuse(ctl, "plan fewer at once", "%llu tokens are more than this program plans for",
+    return kvp_ctl_refuse(ctl, "plan fewer at once", "--tokens: END %llu is more than this program plans for",
                           (unsigned long long)plan->end);
   }
   return kvp_ctl_plan_rows_tell(ctl, plan, kind);

@@ -65,6 +65,8 @@ void kvp_ctl_doctor_path(const struct kvp_ctl_doctor *doctor, const char *path, 
 bool kvp_ctl_doctor_has(const struct kvp_ctl_doctor *doctor, const char *path);
 /* A file of that very path, for reading; NULL: there is none. What is something else is told as a finding. */
 FILE *kvp_ctl_doctor_open(struct kvp_ctl_doctor *doctor, const char *path);
+/* CUDA_MPS_PIPE_DIRECTORY of this environment, or where MPS has it by default. */
+void kvp_ctl_doctor_pipes(const struct kvp_ctl_doctor *doctor, char out[kvp_ctl_path_bytes_max]);
 /* The first line of a file below the root, without its end. False: there is none. */
 bool kvp_ctl_doctor_line(struct kvp_ctl_doctor *doctor, const char *path, char *out, size_t out_bytes);
 
@@ -106,8 +108,8 @@ struct kvp_ctl_socket_look {
 
 enum { kvp_ctl_socket_path_max = 107 };
 
-/* Never waits. */
-void kvp_ctl_doctor_socket(const char *path, struct kvp_ctl_socket_look *out);
+/* type: SOCK_STREAM or SOCK_SEQPACKET. Never waits. */
+void kvp_ctl_doctor_socket(const char *path, int type, struct kvp_ctl_socket_look *out);
 
 /* ---- the checks, in this order ----------------------------------------------------------------------------------
  */
@@ -120,5 +122,9 @@ void kvp_ctl_doctor_gpus(struct kvp_ctl_doctor *doctor);     /* by libnvidia-ml:
 void kvp_ctl_doctor_device(struct kvp_ctl_doctor *doctor);   /* device and its reason, of what was found until then */
 void kvp_ctl_doctor_host(struct kvp_ctl_doctor *doctor);     /* limits, memory */
 void kvp_ctl_doctor_daemon(struct kvp_ctl_doctor *doctor);   /* socket, lock, kvpoold itself; connects */
+/* Of a daemon that answers, for a worker of this user and environment: who it would be, attaching, namespaces, MPS. */
+void kvp_ctl_doctor_workers(struct kvp_ctl_doctor *doctor, const kvpool_server_info *info);
+/* doctor_mps_directory.c: the pipes of one of its GPUs' executors. */
+void kvp_ctl_doctor_mps_directory(struct kvp_ctl_doctor *doctor, const kvpool_device_info *device);
 
 #endif

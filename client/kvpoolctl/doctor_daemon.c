@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,7 +44,16 @@ static void directory_check(struct kvp_ctl_doctor *doctor, const char *socket) {
   const char *directory = dirname(copy);
   struct stat status;
   struct kvp_ctl_finding *finding = NULL;
-  if (stat(directory, &status) != 0) {
+  bool is_there = stat(directory, &status) == 0;
+  if (is_there && status.st_nlink == 0) {
+    finding =
+        kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",
+                           "%s is mounted here, but was removed where it comes from: no socket will ever appear "
+                           "in it",
+                           directory);
+    kvp_ctl_doctor_advise(finding, "start the container again, and let the service keep its directory "
+                                   "(RuntimeDirectoryPreserve=yes)");
+  } else if (!is_there) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_WARNING, "socket",
                                  "%s, where kvpoold would put its socket: %s", directory, strerror(errno));
     kvp_ctl_doctor_advise(finding,
@@ -242,9 +252,11 @@ void kvp_ctl_doctor_daemon(struct kvp_ctl_doctor *doctor) {
   }
   if (status == KVPOOL_OK) {
     answer_told(doctor, info);
+    doctor->area = "workers";
+    kvp_ctl_doctor_workers(doctor, info);
     kvpool_server_info_destroy(info);
     return;
   }
-  kvp_ctl_doctor_socket(socket, &look);
+  kvp_ctl_doctor_socket(socket, SOCK_STREAM, &look);
   failure_told(doctor, socket, &look, &error);
 }

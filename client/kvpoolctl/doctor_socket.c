@@ -45,7 +45,7 @@ static void peer_look(int fd, struct kvp_ctl_socket_look *look) {
   look->peer_uid = peer.uid;
 }
 
-void kvp_ctl_doctor_socket(const char *path, struct kvp_ctl_socket_look *out) {
+void kvp_ctl_doctor_socket(const char *path, int type, struct kvp_ctl_socket_look *out) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   struct stat status = {0};
   *out = (struct kvp_ctl_socket_look){.state = KVP_CTL_SOCKET_TOO_LONG};
@@ -66,7 +66,7 @@ void kvp_ctl_doctor_socket(const char *path, struct kvp_ctl_socket_look *out) {
     out->state = KVP_CTL_SOCKET_FOREIGN;
     return;
   }
-  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   int failure = fd < 0 || connect(fd, (const struct sockaddr *)&address, sizeof address) != 0 ? errno : 0;
   out->state = state_of(failure);
   out->failure = failure;

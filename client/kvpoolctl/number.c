@@ -11,8 +11,7 @@ enum { text_pieces_max = 10 };
 
 _Static_assert(kvp_ctl_list_max == 16777216, "what kvp_ctl_list_fault says");
 
-/* Up to `end`, which may be the string's. */
-static bool digits_parse(const char *text, const char *end, uint64_t max, uint64_t *out) {
+bool kvp_ctl_digits_parse(const char *text, const char *end, uint64_t max, uint64_t *out) {
   uint64_t value = 0;
   if (text == end) {
     return false;
@@ -28,7 +27,7 @@ static bool digits_parse(const char *text, const char *end, uint64_t max, uint64
 }
 
 bool kvp_ctl_number_parse(const char *text, uint64_t max, uint64_t *out) {
-  return digits_parse(text, text + strlen(text), max, out);
+  return kvp_ctl_digits_parse(text, text + strlen(text), max, out);
 }
 
 void kvp_ctl_list_append(struct kvp_ctl_list *list, int32_t item) {
@@ -45,11 +44,11 @@ bool kvp_ctl_list_parse(struct kvp_ctl_list *list, const char *text) {
     const char *dash = memchr(text, '-', (size_t)(end - text));
     uint64_t first = 0;
     uint64_t last = 0;
-    if (!digits_parse(text, dash == NULL ? end : dash, INT32_MAX, &first)) {
+    if (!kvp_ctl_digits_parse(text, dash == NULL ? end : dash, INT32_MAX, &first)) {
       return false;
     }
     last = first;
-    if (dash != NULL && (!digits_parse(dash + 1, end, INT32_MAX, &last) || last < first)) {
+    if (dash != NULL && (!kvp_ctl_digits_parse(dash + 1, end, INT32_MAX, &last) || last < first)) {
       return false;
     }
     if (last - first >= kvp_ctl_list_max - list->count) {
@@ -71,8 +70,8 @@ const char *kvp_ctl_list_fault(const char *text) {
     const char *dash = memchr(text, '-', (size_t)(end - text));
     uint64_t first = 0;
     uint64_t last = 0;
-    if (!digits_parse(text, dash == NULL ? end : dash, UINT64_MAX, &first) ||
-        (dash != NULL && !digits_parse(dash + 1, end, UINT64_MAX, &last))) {
+    if (!kvp_ctl_digits_parse(text, dash == NULL ? end : dash, UINT64_MAX, &first) ||
+        (dash != NULL && !kvp_ctl_digits_parse(dash + 1, end, UINT64_MAX, &last))) {
       return "a list like 0-15,32 is wanted";
     }
     if (first > INT32_MAX || last > INT32_MAX) {

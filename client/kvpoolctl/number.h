@@ -16,6 +16,8 @@ struct kvp_ctl_list {
 
 /* Digits only, at most max. */
 bool kvp_ctl_number_parse(const char *text, uint64_t max, uint64_t *out);
+/* The same, up to `end`, which may be the string's. */
+bool kvp_ctl_digits_parse(const char *text, const char *end, uint64_t max, uint64_t *out);
 
 /* Appends what "0-15,32" names, both ends of a range included. False: not such a list, or more than
  * kvp_ctl_list_max in all. */

@@ -1,56 +1,102 @@
 /* The command lines of the plan commands. */
 #include "client/kvpoolctl/plan_arguments.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "client/kvpoolctl/table.h"
 
-/* "BEGIN-END" or "K,Q": two numbers around the separator; what is left behind a second separator stays in *rest. */
-static bool two_numbers(char *value, char separator, uint64_t *first, uint64_t *second, char **rest) {
-  char *cut = strchr(value, separator);
-  if (cut == NULL) {
-    return false;
-  }
-  *cut = '\0';
-  *rest = strchr(cut + 1, ',');
-  if (*rest != NULL) {
-    *(*rest)++ = '\0';
-  }
-  return kvp_ctl_number_parse(value, INT64_MAX, first) && kvp_ctl_number_parse(cut + 1, INT64_MAX, second);
+/* A number inside an option's value: its name, and how large it may be. */
+struct part {
+  const char *name;
+  uint64_t max;
+};
+
+static error_t too_many(const struct kvp_ctl_plan_arguments *plan, const char *option, const char *value) {
+  return kvp_ctl_take_failed(plan->command, "--%s %s: more than %d %ss", option, value, kvp_ctl_plan_sequences_max,
+                             option);
 }
 
-static error_t sequence_take(struct kvp_ctl_plan_arguments *plan, char *value) {
-  uint64_t seqlen_k = 0;
-  uint64_t seqlen_q = 0;
-  char *table = NULL;
-  if (plan->sequence_count == kvp_ctl_plan_sequences_max) {
-    return kvp_ctl_take_failed(plan->command, "more than %d sequences", kvp_ctl_plan_sequences_max);
+/* Numbers with a separator between them, up to `count`; *rest: behind the last one, NULL at the value's end. *taken: how
+ * many there were. */
+static error_t parts_take(const struct kvp_ctl_plan_arguments *plan, const char *option, const char *value,
+                          char separator, const struct part *parts, size_t count, uint64_t *out, size_t *taken,
+                          const char **rest) {
+  const char *text = value;
+  *taken = 0;
+  while (text != NULL && *taken < count) {
+    const struct part *part = &parts[*taken];
+    const char *end = strchrnul(text, separator);
+    if (!kvp_ctl_digits_parse(text, end, part->max, &out[*taken])) {
+      return kvp_ctl_take_failed(plan->command, "--%s %s: %s '%.*s': a number of at most %llu is wanted", option,
+                                 value, part->name, (int)(end - text), text, (unsigned long long)part->max);
+    }
+    (*taken)++;
+    text = *end == '\0' ? NULL : end + 1;
   }
-  struct kvp_ctl_list *list = &plan->tables[plan->sequence_count];
-  if (!two_numbers(value, ',', &seqlen_k, &seqlen_q, &table) || (table != NULL && !kvp_ctl_list_parse(list, table))) {
-    return kvp_ctl_take_failed(plan->command, "--sequence: seqlen_k,seqlen_q or seqlen_k,seqlen_q,0-156 is wanted");
+  *rest = text;
+  return 0;
+}
+
+/* BEGIN-END. */
+static error_t tokens_take(struct kvp_ctl_plan_arguments *plan, const char *value) {
+  static const struct part parts[] = {{"BEGIN", INT64_MAX}, {"END", INT64_MAX}};
+  uint64_t numbers[2] = {0};
+  size_t count = 0;
+  const char *rest = NULL;
+  error_t failed =
+      strchr(value, '-') == NULL ? 0 : parts_take(plan, "tokens", value, '-', parts, 2, numbers, &count, &rest);
+  if (failed == 0 && (count < 2 || rest != NULL)) {
+    failed = kvp_ctl_take_failed(plan->command, "--tokens %s: BEGIN-END is wanted, as in 0-100", value);
+  }
+  plan->begin = numbers[0];
+  plan->end = numbers[1];
+  plan->has_tokens = failed == 0;
+  return failed;
+}
+
+static error_t sequence_take(struct kvp_ctl_plan_arguments *plan, const char *value) {
+  static const struct part parts[] = {{"seqlen_k", INT64_MAX}, {"seqlen_q", INT64_MAX}};
+  uint64_t numbers[2] = {0};
+  size_t count = 0;
+  const char *table = NULL;
+  if (plan->sequence_count == kvp_ctl_plan_sequences_max) {
+    return too_many(plan, "sequence", value);
+  }
+  error_t failed = parts_take(plan, "sequence", value, ',', parts, 2, numbers, &count, &table);
+  if (failed != 0) {
+    return failed;
+  }
+  if (count < 2) {
+    return kvp_ctl_take_failed(plan->command, "--sequence %s: seqlen_k,seqlen_q or seqlen_k,seqlen_q,0-156 is wanted",
+                               value);
+  }
+  if (table != NULL && !kvp_ctl_list_parse(&plan->tables[plan->sequence_count], table)) {
+    return kvp_ctl_take_failed(plan->command, "--sequence %s: block table '%s': %s", value, table,
+                               kvp_ctl_list_fault(table));
   }
   plan->sequences[plan->sequence_count++] =
-      (kvpool_sequence){.seqlen_k = (int64_t)seqlen_k, .seqlen_q = (int64_t)seqlen_q};
+      (kvpool_sequence){.seqlen_k = (int64_t)numbers[0], .seqlen_q = (int64_t)numbers[1]};
   return 0;
 }
 
 /* "K,Q", "K,Q,STATE" or "K,Q,STATE,START". */
-static error_t ring_sequence_take(struct kvp_ctl_plan_arguments *plan, char *value) {
+static error_t ring_sequence_take(struct kvp_ctl_plan_arguments *plan, const char *value) {
+  static const struct part parts[] = {
+      {"seqlen_k", INT64_MAX}, {"seqlen_q", INT64_MAX}, {"state_id", INT32_MAX}, {"swa_valid_start", INT64_MAX}};
   const size_t index = plan->sequence_count;
   uint64_t numbers[4] = {0, 0, index, 0};
   size_t count = 0;
-  bool is_good = true;
+  const char *rest = NULL;
   if (index == kvp_ctl_plan_sequences_max) {
-    return kvp_ctl_take_failed(plan->command, "more than %d sequences", kvp_ctl_plan_sequences_max);
+    return too_many(plan, "sequence", value);
   }
-  for (char *piece = strsep(&value, ","); piece != NULL && is_good; piece = strsep(&value, ",")) {
-    is_good = count < 4 && kvp_ctl_number_parse(piece, count == 2 ? INT32_MAX : INT64_MAX, &numbers[count]);
-    count++;
+  error_t failed = parts_take(plan, "sequence", value, ',', parts, 4, numbers, &count, &rest);
+  if (failed != 0) {
+    return failed;
   }
-  if (!is_good || count < 2) {
-    return kvp_ctl_take_failed(plan->command, "--sequence: seqlen_k,seqlen_q[,state_id[,swa_valid_start]] is wanted");
+  if (count < 2 || rest != NULL) {
+    return kvp_ctl_take_failed(plan->command,
+                               "--sequence %s: seqlen_k,seqlen_q[,state_id[,swa_valid_start]] is wanted", value);
   }
   plan->has_rings = true;
   plan->rings[plan->sequence_count++] = (kvpool_swa_sequence){.state_id = (int32_t)numbers[2],
@@ -63,7 +109,7 @@ static error_t ring_sequence_take(struct kvp_ctl_plan_arguments *plan, char *val
 static error_t chunk_take(struct kvp_ctl_plan_arguments *plan, const char *value) {
   uint64_t tokens = 0;
   if (plan->sequence_count == kvp_ctl_plan_sequences_max) {
-    return kvp_ctl_take_failed(plan->command, "more than %d chunks", kvp_ctl_plan_sequences_max);
+    return too_many(plan, "chunk", value);
   }
   error_t failed = kvp_ctl_take_number(plan->command, "chunk", value, INT64_MAX, &tokens);
   if (failed == 0) {
@@ -74,12 +120,10 @@ static error_t chunk_take(struct kvp_ctl_plan_arguments *plan, const char *value
 
 error_t kvp_ctl_plan_take(int key, char *value, void *arguments, const struct argp_state *state) {
   struct kvp_ctl_plan_arguments *plan = arguments;
-  char *rest = NULL;
   (void)state;
   switch (key) {
   case kvp_ctl_plan_tokens:
-    plan->has_tokens = two_numbers(value, '-', &plan->begin, &plan->end, &rest) && rest == NULL;
-    return plan->has_tokens ? 0 : kvp_ctl_take_failed(plan->command, "--tokens: BEGIN-END is wanted, as in 0-100");
+    return tokens_take(plan, value);
   case kvp_ctl_plan_table:
     return kvp_ctl_list_parse(&plan->table, value)
                ? 0
@@ -89,19 +133,19 @@ error_t kvp_ctl_plan_take(int key, char *value, void *arguments, const struct ar
   case kvp_ctl_plan_destination:
     return kvp_ctl_take_number(plan->command, "destination", value, INT32_MAX, &plan->destination);
   case kvp_ctl_plan_ratio:
-    return kvp_ctl_take_number(plan->command, "ratio", value, INT32_MAX, &plan->ratio);
+    return kvp_ctl_take_count(plan->command, "ratio", value, INT32_MAX, &plan->ratio);
   case kvp_ctl_plan_sequence:
     return sequence_take(plan, value);
   case kvp_ctl_plan_ring_sequence:
     return ring_sequence_take(plan, value);
   case kvp_ctl_plan_window:
-    return kvp_ctl_take_number(plan->command, "window", value, INT32_MAX, &plan->window);
+    return kvp_ctl_take_count(plan->command, "window", value, INT32_MAX, &plan->window);
   case kvp_ctl_plan_ring:
-    return kvp_ctl_take_number(plan->command, "ring", value, INT32_MAX, &plan->ring);
+    return kvp_ctl_take_count(plan->command, "ring", value, INT32_MAX, &plan->ring);
   case kvp_ctl_plan_chunk:
     return chunk_take(plan, value);
   case kvp_ctl_plan_ranks:
-    return kvp_ctl_take_number(plan->command, "ranks", value, INT32_MAX, &plan->ranks);
+    return kvp_ctl_take_count(plan->command, "ranks", value, INT32_MAX, &plan->ranks);
   default:
     return ARGP_ERR_UNKNOWN;
   }

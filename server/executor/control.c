@@ -130,7 +130,9 @@ err_pool:
 /* ---- buffers ---- */
 
 static void buffer_free(struct kvp_control *control, struct kvp_buffer *buffer) {
-  kvp_memories_unuse_for_buffer(&control->memories, buffer->memory_id);
+  if (!buffer->is_lost) {
+    kvp_memories_unuse_for_buffer(&control->memories, buffer->memory_id);
+  }
   free(buffer);
 }
 
@@ -148,8 +150,11 @@ static enum kvp_status buffer_attach(struct kvp_control *control, struct kvp_err
   buffer->memory_id = request.memory_id;
   buffer->bytes = request.bytes;
   buffer->owner = request.owner;
-  enum kvp_status status =
-      kvp_memories_use_for_buffer(&control->memories, request.memory_id, request.bytes, &buffer->base, error);
+  buffer->is_lost = (request.flags & KVP_BUFFER_LOST) != 0;
+  enum kvp_status status = KVP_OK;
+  if (!buffer->is_lost) {
+    status = kvp_memories_use_for_buffer(&control->memories, request.memory_id, request.bytes, &buffer->base, error);
+  }
   if (status != KVP_OK) {
     free(buffer);
     return status;

@@ -166,7 +166,8 @@ struct kvp_device_backend {
   enum kvp_status (*memory_import)(struct kvp_device *device, uint64_t bytes, const int *fds,
                                    const uint64_t *chunk_bytes, uint32_t chunk_count, struct kvp_memory **out,
                                    struct kvp_error *error);
-  /* Maps [offset, offset + bytes) of an allocation that a worker brought; the extent was checked to lie in it. fd
+  /* Maps [offset, offset + bytes) of an allocation that a worker brought. The extent was checked to lie in what the
+   * worker says of it; whether there is as much is checked here. Nonsense is refused, and costs the device nothing. fd
    * stays the caller's; -1 for an IPC handle. NULL: no memory of others. */
   enum kvp_status (*memory_open)(struct kvp_device *device, const struct kvp_control_open *request, int fd,
                                  struct kvp_memory **out, struct kvp_error *error);

@@ -1,4 +1,5 @@
 /* The CUDA backend: open, describe, stop, close. */
+#include <assert.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -33,6 +34,7 @@ static cudaError_t clock_calibrate(struct kvp_cuda_device *device, const char **
 }
 
 static void device_free(struct kvp_cuda_device *device) {
+  assert(device->ipc_allocations == NULL); /* they went with the memories */
   const bool frees_memory = kvp_cuda_frees_memory(device);
   for (uint32_t i = 0; frees_memory && i < kvp_cuda_streams_max; i++) {
     if (device->streams[i] != NULL) {
@@ -161,6 +163,7 @@ const struct kvp_device_backend kvp_device_cuda = {
     .check = kvp_cuda_check,
     .memory_create = kvp_cuda_memory_create,
     .memory_import = kvp_cuda_memory_import,
+    .memory_open = kvp_cuda_memory_open,
     .memory_destroy = kvp_cuda_memory_destroy,
     .host_register = kvp_cuda_host_register,
     .host_unregister = kvp_cuda_host_unregister,

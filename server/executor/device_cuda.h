@@ -24,6 +24,8 @@ enum {
   kvp_cuda_direct_bytes_max = 16 << 10, /* of a step's arrays that kernels read from host memory themselves */
 };
 
+struct kvp_cuda_ipc_allocation;
+
 struct kvp_cuda_device {
   struct kvp_device base;
   int ordinal;
@@ -40,6 +42,9 @@ struct kvp_cuda_device {
 
   /* Control thread; any thread may ask it whether the context still works. */
   cudaStream_t control_stream;
+
+  /* Control thread. */
+  struct kvp_cuda_ipc_allocation *ipc_allocations; /* see device_cuda_ipc.h */
 
   /* Serving thread. */
   struct kvp_cuda_staging staging;
@@ -77,6 +82,11 @@ enum kvp_status kvp_cuda_memory_import(struct kvp_device *device, uint64_t bytes
 void kvp_cuda_memory_destroy(struct kvp_device *device, struct kvp_memory *memory);
 /* The least memory takes, and what it is a multiple of. */
 enum kvp_status kvp_cuda_memory_granularity(struct kvp_cuda_device *device, struct kvp_error *error);
+
+/* ---- device_cuda_foreign.c: control thread ---- */
+
+enum kvp_status kvp_cuda_memory_open(struct kvp_device *device, const struct kvp_control_open *request, int fd,
+                                     struct kvp_memory **out, struct kvp_error *error);
 
 /* ---- device_cuda_register.c: any thread ---- */
 

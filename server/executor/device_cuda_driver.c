@@ -21,7 +21,12 @@ enum kvp_status kvp_cuda_driver_load(struct kvp_cuda_driver *out, struct kvp_err
       {"cuMemSetAccess", &out->set_access},
       {"cuMemExportToShareableHandle", &out->export_handle},
       {"cuMemImportFromShareableHandle", &out->import_handle},
+      {"cuMemGetAllocationPropertiesFromHandle", &out->properties},
       {"cuMemGetAllocationGranularity", &out->granularity},
+      {"cuMemGetAddressRange", &out->address_range},
+      {"cuPointerGetAttribute", &out->pointer_attribute},
+      {"cuIpcOpenMemHandle", &out->ipc_open},
+      {"cuIpcCloseMemHandle", &out->ipc_close},
       {"cuDeviceGetAttribute", &out->attribute},
   };
   for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {

@@ -16,7 +16,12 @@ struct kvp_cuda_driver {
   __typeof__(cuMemSetAccess) *set_access;
   __typeof__(cuMemExportToShareableHandle) *export_handle;
   __typeof__(cuMemImportFromShareableHandle) *import_handle;
+  __typeof__(cuMemGetAllocationPropertiesFromHandle) *properties;
   __typeof__(cuMemGetAllocationGranularity) *granularity;
+  __typeof__(cuMemGetAddressRange) *address_range;
+  __typeof__(cuPointerGetAttribute) *pointer_attribute;
+  __typeof__(cuIpcOpenMemHandle) *ipc_open;
+  __typeof__(cuIpcCloseMemHandle) *ipc_close;
   __typeof__(cuDeviceGetAttribute) *attribute;
 };
 

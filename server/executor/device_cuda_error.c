@@ -48,6 +48,7 @@ enum kvp_cuda_error_class kvp_cuda_error_classify(int code) {
 bool kvp_cuda_error_is_passing(int code) {
   switch (code) {
   case cudaErrorDevicesUnavailable:
+  case cudaErrorSystemNotReady:
   case cudaErrorMpsConnectionFailed:
   case cudaErrorMpsRpcFailure:
   case cudaErrorMpsServerNotReady:
@@ -122,6 +123,36 @@ enum kvp_status kvp_cuda_error_set(struct kvp_cuda_device *device, int code, con
   default:
     return kvp_error_set(error, KVP_INTERNAL, "%s: %s: %s (%d): a bug of the daemon", what, call, name, code);
   }
+}
+
+static enum kvp_status foreign_status(int code) {
+  switch (code) {
+  case cudaErrorMemoryAllocation:
+    return KVP_OUT_OF_MEMORY;
+  case cudaErrorInvalidDevice:
+  case cudaErrorPeerAccessUnsupported:
+  case cudaErrorTooManyPeers:
+    return KVP_WRONG_DEVICE;
+  case cudaErrorNotSupported:
+    return KVP_UNIMPLEMENTED;
+  default:
+    return KVP_INVALID_ARGUMENT;
+  }
+}
+
+enum kvp_status kvp_cuda_foreign_error_set(struct kvp_cuda_device *device, int code, const char *call,
+                                           struct kvp_error *error, const char *format, ...) {
+  char what[kvp_error_text_bytes_max];
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vsnprintf(what, sizeof what, format, arguments);
+  va_end(arguments);
+  enum kvp_status status = foreign_status(code);
+  if (!context_answers(device)) {
+    kvp_cuda_lose(device, code, call);
+    status = KVP_DEVICE_LOST;
+  }
+  return kvp_error_set(error, status, "%s: %s: %s (%d)", what, call, cudaGetErrorName((cudaError_t)code), code);
 }
 
 enum kvp_status kvp_cuda_check(struct kvp_device *device, struct kvp_error *error) {

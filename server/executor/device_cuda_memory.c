@@ -6,17 +6,11 @@
  */
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "server/executor/device_cuda_error.h"
-
-struct mapped_memory {
-  struct kvp_memory base;
-  CUdeviceptr reserved;
-  uint64_t reserved_bytes;
-  uint64_t mapped_bytes; /* from base.base on */
-};
+#include "server/executor/device_cuda_ipc.h"
+#include "server/executor/device_cuda_memory.h"
 
 static CUmemAllocationProp chunk_properties(const struct kvp_cuda_device *device) {
   return (CUmemAllocationProp){
@@ -45,30 +39,21 @@ static uint64_t round_up(const struct kvp_cuda_device *device, uint64_t bytes) {
   return (bytes + device->granularity_bytes - 1) / device->granularity_bytes * device->granularity_bytes;
 }
 
-static CUdeviceptr address_of(const struct mapped_memory *memory, uint64_t offset) {
-  return (CUdeviceptr)(uintptr_t)memory->base.base + offset;
-}
-
-static void memory_free(struct kvp_cuda_device *device, struct mapped_memory *memory) {
-  if (kvp_cuda_frees_memory(device)) {
+void kvp_cuda_memory_free(struct kvp_cuda_device *device, struct kvp_cuda_memory *memory) {
+  if (memory->allocation != NULL) {
+    kvp_cuda_ipc_unuse(device, memory->allocation);
+  } else if (kvp_cuda_frees_memory(device)) {
     if (memory->mapped_bytes > 0) {
-      (void)device->driver.unmap(address_of(memory, 0), memory->mapped_bytes);
+      (void)device->driver.unmap(memory->begin, memory->mapped_bytes);
     }
     (void)device->driver.address_free(memory->reserved, memory->reserved_bytes);
   }
   free(memory);
 }
 
-/* Numbers that the driver takes, or gives, for pointers. */
-static void *pointer_of(uint64_t number) {
-  void *pointer = NULL;
-  memcpy(&pointer, &number, sizeof pointer);
-  return pointer;
-}
-
-/* Reserves the range; nothing in it is mapped yet. NULL with *error. */
-static struct mapped_memory *range_reserve(struct kvp_cuda_device *device, uint64_t bytes, struct kvp_error *error) {
-  struct mapped_memory *memory = calloc(1, sizeof *memory);
+struct kvp_cuda_memory *kvp_cuda_memory_reserve(struct kvp_cuda_device *device, uint64_t bytes,
+                                                struct kvp_error *error) {
+  struct kvp_cuda_memory *memory = calloc(1, sizeof *memory);
   if (memory == NULL) {
     (void)kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for a memory");
     return NULL;
@@ -82,18 +67,17 @@ static struct mapped_memory *range_reserve(struct kvp_cuda_device *device, uint6
     return NULL;
   }
   memory->reserved_bytes = reserved_bytes;
-  memory->base.base = pointer_of(memory->reserved + device->granularity_bytes);
+  memory->begin = memory->reserved + device->granularity_bytes;
+  memory->base.base = kvp_cuda_pointer(memory->begin);
   memory->base.bytes = bytes;
   return memory;
 }
 
-/* Maps a chunk behind those that are mapped and lets the device use it; the handle stays the caller's. *call: which one
- * failed. */
-static CUresult chunk_map(struct kvp_cuda_device *device, struct mapped_memory *memory,
-                          CUmemGenericAllocationHandle handle, uint64_t bytes, const char **call) {
+CUresult kvp_cuda_memory_map(struct kvp_cuda_device *device, struct kvp_cuda_memory *memory,
+                             CUmemGenericAllocationHandle handle, uint64_t bytes, const char **call) {
   const uint64_t offset = memory->mapped_bytes;
   *call = "cuMemMap";
-  CUresult code = device->driver.map(address_of(memory, offset), bytes, 0, handle, 0);
+  CUresult code = device->driver.map(memory->begin + offset, bytes, 0, handle, 0);
   if (code != CUDA_SUCCESS) {
     return code;
   }
@@ -103,12 +87,12 @@ static CUresult chunk_map(struct kvp_cuda_device *device, struct mapped_memory *
       .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
   };
   *call = "cuMemSetAccess";
-  return device->driver.set_access(address_of(memory, offset), bytes, &access, 1);
+  return device->driver.set_access(memory->begin + offset, bytes, &access, 1);
 }
 
 /* Memory comes with the bytes of whoever had it before. */
-static enum kvp_status chunk_zero(struct kvp_cuda_device *device, const struct mapped_memory *memory, uint64_t offset,
-                                  uint64_t bytes, struct kvp_error *error) {
+static enum kvp_status chunk_zero(struct kvp_cuda_device *device, const struct kvp_cuda_memory *memory,
+                                  uint64_t offset, uint64_t bytes, struct kvp_error *error) {
   const char *call = "cudaMemsetAsync";
   cudaError_t code = cudaMemsetAsync(memory->base.base + offset, 0, bytes, device->control_stream);
   if (code == cudaSuccess) {
@@ -122,7 +106,7 @@ static enum kvp_status chunk_zero(struct kvp_cuda_device *device, const struct m
   return KVP_OK;
 }
 
-static enum kvp_status chunk_create(struct kvp_cuda_device *device, struct mapped_memory *memory, const char *name,
+static enum kvp_status chunk_create(struct kvp_cuda_device *device, struct kvp_cuda_memory *memory, const char *name,
                                     uint64_t bytes, int *fd, struct kvp_error *error) {
   const CUmemAllocationProp properties = chunk_properties(device);
   const uint64_t offset = memory->mapped_bytes;
@@ -139,7 +123,7 @@ static enum kvp_status chunk_create(struct kvp_cuda_device *device, struct mappe
   code = device->driver.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   if (code == CUDA_SUCCESS) {
     (void)fcntl(*fd, F_SETFD, FD_CLOEXEC);
-    code = chunk_map(device, memory, handle, bytes, &call);
+    code = kvp_cuda_memory_map(device, memory, handle, bytes, &call);
   }
   if (code != CUDA_SUCCESS) {
     status = kvp_cuda_error_set(device, (int)code, call, error, "memory '%s': a chunk of %llu bytes at offset %llu",
@@ -181,7 +165,7 @@ enum kvp_status kvp_cuda_memory_create(struct kvp_device *base, const char *name
   if (status != KVP_OK) {
     return status;
   }
-  struct mapped_memory *memory = range_reserve(device, bytes, error);
+  struct kvp_cuda_memory *memory = kvp_cuda_memory_reserve(device, bytes, error);
   if (memory == NULL) {
     return (enum kvp_status)error->status;
   }
@@ -205,7 +189,7 @@ err_chunks:
   while (made > 0) {
     (void)close(fds[--made]);
   }
-  memory_free(device, memory);
+  kvp_cuda_memory_free(device, memory);
   return status;
 }
 
@@ -221,17 +205,17 @@ static enum kvp_status import_error_set(struct kvp_cuda_device *device, CUresult
                             (unsigned long long)bytes, (unsigned long long)offset);
 }
 
-static enum kvp_status chunk_import(struct kvp_cuda_device *device, struct mapped_memory *memory, int fd,
+static enum kvp_status chunk_import(struct kvp_cuda_device *device, struct kvp_cuda_memory *memory, int fd,
                                     uint64_t bytes, struct kvp_error *error) {
   const uint64_t offset = memory->mapped_bytes;
   const char *call = "cuMemImportFromShareableHandle";
   CUmemGenericAllocationHandle handle = 0;
   CUresult code =
-      device->driver.import_handle(&handle, pointer_of((uint64_t)fd), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+      device->driver.import_handle(&handle, kvp_cuda_pointer((uint64_t)fd), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   if (code != CUDA_SUCCESS) {
     return import_error_set(device, code, call, bytes, offset, error);
   }
-  code = chunk_map(device, memory, handle, bytes, &call);
+  code = kvp_cuda_memory_map(device, memory, handle, bytes, &call);
   const enum kvp_status status =
       code == CUDA_SUCCESS ? KVP_OK : import_error_set(device, code, call, bytes, offset, error);
   if (!kvp_cuda_is_lost(device)) {
@@ -247,7 +231,7 @@ enum kvp_status kvp_cuda_memory_import(struct kvp_device *base, uint64_t bytes, 
   if (kvp_cuda_is_lost(device)) {
     return kvp_cuda_lost_error(device, error);
   }
-  struct mapped_memory *memory = range_reserve(device, bytes, error);
+  struct kvp_cuda_memory *memory = kvp_cuda_memory_reserve(device, bytes, error);
   if (memory == NULL) {
     return (enum kvp_status)error->status;
   }
@@ -262,7 +246,7 @@ enum kvp_status kvp_cuda_memory_import(struct kvp_device *base, uint64_t bytes, 
     }
   }
   if (status != KVP_OK) {
-    memory_free(device, memory);
+    kvp_cuda_memory_free(device, memory);
     return status;
   }
   *out = &memory->base;
@@ -270,5 +254,5 @@ enum kvp_status kvp_cuda_memory_import(struct kvp_device *base, uint64_t bytes, 
 }
 
 void kvp_cuda_memory_destroy(struct kvp_device *base, struct kvp_memory *memory) {
-  memory_free(kvp_cuda_device_of(base), (struct mapped_memory *)memory);
+  kvp_cuda_memory_free(kvp_cuda_device_of(base), (struct kvp_cuda_memory *)memory);
 }

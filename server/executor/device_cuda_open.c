@@ -72,10 +72,25 @@ static enum kvp_status gpu_busy(const struct kvp_cuda_device *device, const char
 static enum kvp_status open_error(struct kvp_cuda_device *device, const char *name,
                                   const struct kvp_cuda_name *parsed, int code, const char *call,
                                   struct kvp_error *error) {
-  if (kvp_cuda_error_is_passing(code)) {
+  const char *code_name = cudaGetErrorName((cudaError_t)code);
+  if (kvp_cuda_error_is_passing(code) && code != cudaErrorSystemNotReady) {
     return gpu_busy(device, name, parsed, code, call, error);
   }
   switch (code) {
+  case cudaErrorSystemNotReady:
+    return kvp_error_set(error, KVP_BUSY,
+                         "device '%s': %s: %s: the GPUs of this host are not initialized yet: the fabric manager "
+                         "(nvidia-fabricmanager) starts, or does not run",
+                         name, call, code_name);
+  case cudaErrorNotPermitted:
+    return kvp_error_set(error, KVP_PERMISSION_DENIED,
+                         "device '%s': %s: %s: this user or container may not use the GPU so", name, call, code_name);
+  case cudaErrorInitializationError:
+  case cudaErrorOperatingSystem:
+    return kvp_error_set(error, KVP_UNIMPLEMENTED,
+                         "device '%s': %s: %s: the NVIDIA driver does not get what it needs of this host (kernel "
+                         "modules, device nodes, limits)",
+                         name, call, code_name);
   case cudaErrorInsufficientDriver:
   case cudaErrorCallRequiresNewerDriver:
   case cudaErrorStubLibrary:
@@ -85,7 +100,7 @@ static enum kvp_status open_error(struct kvp_cuda_device *device, const char *na
     return kvp_error_set(error, KVP_VERSION_MISMATCH,
                          "device '%s': the driver's library and its kernel module don't fit each other (%s): reboot "
                          "after an update; in a container take the host's libraries",
-                         name, cudaGetErrorName((cudaError_t)code));
+                         name, code_name);
   case cudaErrorNoDevice:
     return kvp_error_set(error, KVP_INVALID_ARGUMENT,
                          "device '%s': the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES is %s)", name,
@@ -94,7 +109,7 @@ static enum kvp_status open_error(struct kvp_cuda_device *device, const char *na
   case cudaErrorInvalidDeviceFunction:
   case cudaErrorUnsupportedPtxVersion:
     return kvp_error_set(error, KVP_UNIMPLEMENTED, "device '%s': this kvpool-exec has no code for %s: %s", name,
-                         device->description.text, cudaGetErrorName((cudaError_t)code));
+                         device->description.text, code_name);
   default:
     return kvp_cuda_error_set(device, code, call, error, "device '%s'", name);
   }

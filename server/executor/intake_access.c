@@ -57,12 +57,19 @@ enum kvp_status kvp_intake_ring(struct kvp_intake_op *op, struct kvp_intake_plac
   return status;
 }
 
-/* A buffer of the step's owner; the op holds it from here on. NULL: refused as unknown_buffer. */
+/* A buffer of the step's owner that has memory; the op holds it from here on. NULL: refused as unknown_buffer. */
 static struct kvp_buffer *buffer_find(struct kvp_intake_op *op, const char *name, uint64_t id) {
   struct kvp_buffer *buffer = kvp_objects_buffer(op->intake->objects, id);
   if (buffer == NULL || (op->header->owner != 0 && buffer->owner != op->header->owner)) {
     (void)KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_BUFFER, name, -1, id, "%s: buffer %llu is not this session's", name,
                             (unsigned long long)id);
+    return NULL;
+  }
+  if (buffer->is_lost) {
+    (void)KVP_INTAKE_REFUSE(op, KVP_UNKNOWN_BUFFER, name, -1, id,
+                            "%s: buffer %llu is lost: its memory could not be opened again when an executor had died "
+                            "(the daemon's log says why); release it and make another one",
+                            name, (unsigned long long)id);
     return NULL;
   }
   assert(op->out->buffer_count < kvp_step_op_buffers_max);

@@ -2,8 +2,10 @@
 #include "server/supervisor/attach_requests.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "server/supervisor/attachment.h"
 #include "server/supervisor/daemon.h"
@@ -244,6 +246,19 @@ static bool may_bring_handles(const struct kvp_attachment *attachment) {
   return may;
 }
 
+/* A driver's descriptors are of its device nodes, and only the executor can tell whether it is this driver's; one of
+ * memory comes from a driver that keeps a GPU's memory in the host's. Anything else stays here: the executor would wait
+ * for it as we would. Neither question is passed on to a file system: this one is asked for what it knows already. */
+static enum kvp_status driver_fd_check(int fd, struct kvp_error *error) {
+  struct statx status;
+  if (fcntl(fd, F_GET_SEALS) >= 0 ||
+      (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &status) == 0 && S_ISCHR(status.stx_mode))) {
+    return KVP_OK;
+  }
+  return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "kind", -1, KVP_IMPORT_VMM,
+                          "memory of kind %d: its descriptor is no GPU driver's", KVP_IMPORT_VMM);
+}
+
 static enum kvp_status import_check(const struct kvp_attachment *attachment, const struct kvp_attach_import *asked,
                                     const struct kvp_fd_message *message, struct kvp_error *error) {
   uint32_t wanted_fds = asked->kind == KVP_IMPORT_IPC_HANDLE ? 0 : 1;
@@ -273,13 +288,14 @@ static enum kvp_status import_check(const struct kvp_attachment *attachment, con
                             "name it",
                             (unsigned)attachment->peer.uid);
   }
-  if (asked->kind == KVP_IMPORT_VMM) { /* it could be any file: none that isn't known goes on to an executor */
-    return kvp_error_set_at(error, KVP_UNIMPLEMENTED, -1, "kind", -1, asked->kind,
-                            "memory of kind %u is a GPU's, which this daemon doesn't take from workers yet",
-                            asked->kind);
+  switch (asked->kind) {
+  case KVP_IMPORT_MEMFD:
+    return kvp_memory_fd_check(message->fds[0], asked->allocation_bytes, error);
+  case KVP_IMPORT_VMM:
+    return driver_fd_check(message->fds[0], error);
+  default:
+    return KVP_OK;
   }
-  return asked->kind == KVP_IMPORT_MEMFD ? kvp_memory_fd_check(message->fds[0], asked->allocation_bytes, error)
-                                         : KVP_OK;
 }
 
 static enum kvp_status import_buffer(struct kvp_attachment *attachment, const struct kvp_attach_import *asked,

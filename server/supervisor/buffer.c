@@ -42,11 +42,12 @@ static void buffer_detach(const struct kvp_buffer *buffer, kvp_link_result_fn re
                             result, context);
 }
 
-static void buffer_attach(const struct kvp_buffer *buffer, kvp_link_result_fn result, void *context) {
+static void buffer_attach(const struct kvp_buffer *buffer, uint32_t flags, kvp_link_result_fn result, void *context) {
   struct kvp_control_buffer body = {.buffer_id = buffer->id,
                                     .memory_id = kvp_memory_id(buffer->memory),
                                     .bytes = buffer->bytes,
-                                    .owner = buffer->session->slot};
+                                    .owner = buffer->session->slot,
+                                    .flags = flags};
   kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_ATTACH, &body, sizeof body, NULL, 0, NULL,
                             result, context);
 }
@@ -114,7 +115,7 @@ static void creation_has_memory(void *context, const struct kvp_error *error) {
     kvp_device_explain_memory(creation->buffer->device, &told);
     creation_fail(creation, &told);
   } else if (creation_wanted(creation)) {
-    buffer_attach(creation->buffer, creation_attached, creation);
+    buffer_attach(creation->buffer, 0, creation_attached, creation);
   }
 }
 
@@ -260,14 +261,26 @@ static void buffer_gone(struct kvp_buffer *buffer) {
   }
 }
 
-static void buffer_detached(void *context, const struct kvp_error *error) {
-  (void)error; /* an executor that died has none any more */
+static void buffer_closed(void *context, const struct kvp_error *error) {
+  (void)error;
   buffer_gone(context);
 }
 
-/* No step of ours uses it. Workers' steps may: then the executor answers when they have ended. */
+static void buffer_detached(void *context, const struct kvp_error *error) {
+  (void)error; /* an executor that died has none any more */
+  struct kvp_buffer *buffer = context;
+  if (buffer->imported) {
+    kvp_memory_close(buffer->memory, buffer_closed, buffer);
+  } else {
+    buffer_gone(buffer);
+  }
+}
+
+/* No step of ours uses it. Workers' steps may: then the executor answers when they have ended. A worker's memory is its
+ * own again, to be freed, when it is told that the buffer is gone: so the executor has let go of it before. */
 static void buffer_part(struct kvp_buffer *buffer) {
-  if (buffer->device->rings > 0) {
+  buffer->parting = true;
+  if (buffer->imported || buffer->device->rings > 0) {
     buffer_detach(buffer, buffer_detached, buffer);
   } else {
     buffer_detach(buffer, NULL, NULL);
@@ -323,6 +336,7 @@ void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence) {
 struct buffer_restore {
   kvp_memory_done_fn done;
   void *context;
+  struct kvp_daemon *daemon;
   const char *device;
   uint32_t pending;
   struct kvp_error error; /* device_lost, or OK: a buffer that can't be imported is lost by itself */
@@ -340,14 +354,39 @@ static void restore_end(void *context) {
   free(restore);
 }
 
+/* It may have gone while the executor was asked. */
+static struct kvp_buffer *buffer_of_any_session(struct kvp_daemon *daemon, uint64_t id) {
+  for (uint32_t slot = 1; slot <= kvp_sessions_max; slot++) {
+    const struct kvp_session *session = daemon->sessions.slots[slot];
+    for (struct kvp_buffer *buffer = session == NULL ? NULL : session->buffers; buffer != NULL;
+         buffer = buffer->next) {
+      if (buffer->id == id) {
+        return buffer;
+      }
+    }
+  }
+  return NULL;
+}
+
+static void buffer_lose(struct buffer_restore *restore, uint64_t id, const struct kvp_error *error) {
+  struct kvp_buffer *buffer = buffer_of_any_session(restore->daemon, id);
+  if (buffer == NULL || buffer->releasing) {
+    return;
+  }
+  const char *failure = kvp_memory_failure(buffer->memory);
+  kvp_log(KVP_LOG_ERROR, "buffer_lost",
+          "device=%s session=%" PRIu64 " buffer=%" PRIu64 " bytes=%" PRIu64 " text=\"%s\"", restore->device,
+          buffer->session->id, id, buffer->bytes, failure == NULL ? error->text : failure);
+  buffer_attach(buffer, KVP_BUFFER_LOST, NULL, NULL);
+}
+
 static void restore_attached(void *context, const struct kvp_error *error) {
   struct buffer_restore_item *item = context;
   struct buffer_restore *restore = item->restore;
   if (error->status == KVP_DEVICE_LOST) {
     restore->error = *error;
   } else if (error->status != KVP_OK) {
-    kvp_log(KVP_LOG_ERROR, "buffer_lost", "device=%s buffer=%" PRIu64 " text=\"%s\"", restore->device,
-            item->buffer_id, error->text);
+    buffer_lose(restore, item->buffer_id, error);
   }
   free(item);
   if (--restore->pending == 0) {
@@ -362,7 +401,7 @@ static void buffer_restore(struct kvp_buffer *buffer, struct buffer_restore *res
   item->buffer_id = buffer->id;
   restore->pending++;
   kvp_memory_restore(buffer->memory, NULL, NULL);
-  buffer_attach(buffer, restore_attached, item);
+  buffer_attach(buffer, 0, restore_attached, item);
 }
 
 void kvp_buffer_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done,
@@ -370,12 +409,13 @@ void kvp_buffer_restore_all(struct kvp_daemon *daemon, struct kvp_device *device
   struct buffer_restore *restore = kvp_allocate(1, sizeof *restore);
   restore->done = done;
   restore->context = context;
+  restore->daemon = daemon;
   restore->device = device->name;
   for (uint32_t slot = 1; slot <= kvp_sessions_max; slot++) {
     const struct kvp_session *session = daemon->sessions.slots[slot];
     for (struct kvp_buffer *buffer = session == NULL ? NULL : session->buffers; buffer != NULL;
          buffer = buffer->next) {
-      if (buffer->device == device && !buffer->creating) {
+      if (buffer->device == device && !buffer->creating && !buffer->parting) {
         buffer_restore(buffer, restore);
       }
     }

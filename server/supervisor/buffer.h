@@ -24,6 +24,7 @@ struct kvp_buffer {
   uint64_t charged_bytes;            /* of the device's ledger: bytes or more */
   bool creating;                     /* the caller has not been told yet; can't be found */
   bool releasing;                    /* hidden; goes when `release_fence` is reached */
+  bool parting;                      /* the executor is told that it goes; a successor isn't told of it any more */
   uint64_t release_fence;
   struct kvp_buffer *next;           /* of the session */
   struct kvp_buffer *next_releasing; /* of the daemon */
@@ -53,7 +54,8 @@ void kvp_buffer_release(struct kvp_daemon *daemon, struct kvp_buffer *buffer);
 void kvp_buffer_release_all(struct kvp_daemon *daemon, struct kvp_session *session);
 /* Fences have been reached up to `fence`. */
 void kvp_buffer_reach_all(struct kvp_daemon *daemon, uint64_t fence);
-/* A new executor of this device: import and attach every buffer there. */
+/* A new executor of this device: import and attach every buffer there. One whose memory can't be had again is lost, by
+ * itself: steps that name it are refused, and say so. */
 void kvp_buffer_restore_all(struct kvp_daemon *daemon, struct kvp_device *device, kvp_memory_done_fn done,
                             void *context);
 

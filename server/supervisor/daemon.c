@@ -137,11 +137,12 @@ static void on_start_look(uv_timer_t *timer) {
     const struct kvp_device *device = &daemon->devices[i];
     if (kvp_executor_link_restarts(device->link) >= start_deaths_max) {
       struct kvp_error error;
-      const char *refusal = kvp_executor_link_refusal(device->link);
-      (void)kvp_error_set(&error, KVP_DEVICE_LOST, "%d executors of device %s (%s) %s before %s served%s%s",
-                          start_deaths_max, device->name, daemon->config->executor_path,
-                          refusal[0] != '\0' ? "gave up" : "died", device->served ? "the daemon" : "one",
-                          refusal[0] != '\0' ? ": " : "", refusal);
+      enum kvp_status status = KVP_OK;
+      const char *refusal = kvp_executor_link_refusal(device->link, &status);
+      (void)kvp_error_set(&error, status == KVP_OK ? KVP_DEVICE_LOST : status,
+                          "%d executors of device %s (%s) %s before %s served%s%s", start_deaths_max, device->name,
+                          daemon->config->executor_path, status != KVP_OK ? "gave up" : "died",
+                          device->served ? "the daemon" : "one", status != KVP_OK ? ": " : "", refusal);
       kvp_daemon_fail_start(daemon, &error);
     }
   }

@@ -46,6 +46,7 @@ struct kvp_executor_link {
   struct kvp_control_ready info;
   int32_t refused_as;                     /* of HELLO, by this process; KVP_OK: it has not */
   char refusal[kvp_error_text_bytes_max]; /* of HELLO, by the latest that refused it */
+  int32_t refusal_status;                 /* the same one's; KVP_OK: none has */
   uint64_t restarts;
   struct kvp_restart_policy policy;
   struct kvp_control_requests requests;
@@ -132,6 +133,7 @@ static bool link_take_result(struct kvp_executor_link *link, const struct kvp_fd
   if (message->request == hello_request && link->state == KVP_LINK_STARTING) {
     link->refused_as = error.status;
     memcpy(link->refusal, error.text, sizeof link->refusal);
+    link->refusal_status = error.status;
   }
   kvp_control_requests_answer(&link->requests, message->request, &error);
   return true;
@@ -549,7 +551,8 @@ enum kvp_status kvp_executor_link_refused(const struct kvp_executor_link *link) 
   return (enum kvp_status)link->policy.refused_as;
 }
 
-const char *kvp_executor_link_refusal(const struct kvp_executor_link *link) {
+const char *kvp_executor_link_refusal(const struct kvp_executor_link *link, enum kvp_status *status) {
+  *status = (enum kvp_status)link->refusal_status;
   return link->refusal;
 }
 

@@ -109,8 +109,8 @@ const char *kvp_executor_link_waiting(const struct kvp_executor_link *link);
 enum kvp_status kvp_executor_link_refused(const struct kvp_executor_link *link);
 /* How long it has; 0 when it does not. */
 uint64_t kvp_executor_link_waiting_ms(const struct kvp_executor_link *link);
-/* Why the last executor that said so would not serve this device: its refusal of HELLO. "": none has. */
-const char *kvp_executor_link_refusal(const struct kvp_executor_link *link);
+/* Why the last executor that said so would not serve this device: its refusal of HELLO. "" and KVP_OK: none has. */
+const char *kvp_executor_link_refusal(const struct kvp_executor_link *link, enum kvp_status *status);
 /* The latest; NULL before the first READY. */
 const struct kvp_control_ready *kvp_executor_link_info(const struct kvp_executor_link *link);
 

@@ -36,6 +36,7 @@ struct kvp_memory {
   bool known;              /* an executor has made or opened it */
   bool busy;
   bool destroyed;
+  char *failure;                /* what the latest executor said that could not have it; NULL: it has */
   struct kvp_error chunk_error; /* the first thing wrong with the chunks; status KVP_OK: nothing */
   kvp_memory_done_fn done;
   void *context;
@@ -53,14 +54,20 @@ static void memory_close_chunks(struct kvp_memory *memory) {
 static void memory_free(struct kvp_memory *memory) {
   memory_close_chunks(memory);
   kvp_fd_budget_release(memory->fds, memory->charged_fds);
+  free(memory->failure);
   free(memory->open);
   free(memory);
 }
 
-static void memory_tell_destroy(const struct kvp_memory *memory) {
+static void memory_ask_destroy(const struct kvp_memory *memory, kvp_link_result_fn result, void *context) {
   struct kvp_control_memory body = {.memory_id = memory->id, .bytes = memory->bytes};
   memcpy(body.name, memory->name, sizeof body.name);
-  kvp_executor_link_request(memory->link, KVP_CONTROL_MEMORY_DESTROY, &body, sizeof body, NULL, 0, NULL, NULL, NULL);
+  kvp_executor_link_request(memory->link, KVP_CONTROL_MEMORY_DESTROY, &body, sizeof body, NULL, 0, NULL, result,
+                            context);
+}
+
+static void memory_tell_destroy(const struct kvp_memory *memory) {
+  memory_ask_destroy(memory, NULL, NULL);
 }
 
 /* ---- create -----------------------------------------------------------------------------------------------------
@@ -238,11 +245,14 @@ static void memory_restored(void *context, const struct kvp_error *answer) {
     memory_free(memory);
     return;
   }
+  free(memory->failure);
+  memory->failure = NULL;
+  if (answer->status != KVP_OK) {
+    memory->failure = kvp_allocate(1, sizeof answer->text);
+    memcpy(memory->failure, answer->text, sizeof answer->text);
+  }
   if (memory->done != NULL) {
     memory->done(memory->context, answer);
-  } else if (answer->status != KVP_OK) {
-    kvp_log(KVP_LOG_ERROR, "memory_not_restored", "device=%s memory=%s text=\"%s\"",
-            kvp_executor_link_device(memory->link), memory->name, answer->text);
   }
 }
 
@@ -272,6 +282,11 @@ void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void
   }
 }
 
+void kvp_memory_close(struct kvp_memory *memory, kvp_link_result_fn closed, void *context) {
+  memory->known = false;
+  memory_ask_destroy(memory, closed, context);
+}
+
 void kvp_memory_destroy(struct kvp_memory *memory) {
   if (memory == NULL) {
     return;
@@ -299,6 +314,10 @@ int kvp_memory_chunk(const struct kvp_memory *memory, uint32_t index, uint64_t *
   assert(index < memory->chunk_count);
   *bytes = memory->chunks[index].bytes;
   return memory->chunks[index].fd;
+}
+
+const char *kvp_memory_failure(const struct kvp_memory *memory) {
+  return memory->failure;
 }
 
 uint64_t kvp_memory_id(const struct kvp_memory *memory) {

@@ -28,12 +28,17 @@ void kvp_memory_open(struct kvp_executor_link *link, struct kvp_fd_budget *fds, 
                      const struct kvp_control_open *open, int fd, kvp_memory_done_fn done, void *context,
                      struct kvp_memory **out);
 enum { kvp_memory_open_fds = 2 }; /* open once, and in a message to the executor */
-/* Gives the chunks to the link's new executor. done NULL: a failure is logged. */
+/* Gives the chunks to the link's new executor. done NULL: kvp_memory_failure tells. */
 void kvp_memory_restore(struct kvp_memory *memory, kvp_memory_done_fn done, void *context);
+/* Has the executor let go of it; closed is called, later, when it has, or has died. kvp_memory_destroy follows then, and
+ * nothing else before. */
+void kvp_memory_close(struct kvp_memory *memory, kvp_link_result_fn closed, void *context);
 /* Tells the executor and closes the fds. Nothing may use it any more; a create or restore under way is waited for
  * inside (its done is not called any more). NULL is allowed. */
 void kvp_memory_destroy(struct kvp_memory *memory);
 
+/* Why the latest restore has failed; NULL: it hasn't. */
+const char *kvp_memory_failure(const struct kvp_memory *memory);
 uint64_t kvp_memory_id(const struct kvp_memory *memory);
 uint64_t kvp_memory_bytes(const struct kvp_memory *memory);
 /* What its chunks add up to: its bytes or more. */

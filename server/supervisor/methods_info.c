@@ -11,6 +11,7 @@ struct info_reply {
   Kvpool__V1__Format formats[kvp_format_count];
   Kvpool__V1__Format *format_pointers[kvp_format_count];
   Kvpool__V1__Limits limits;
+  Kvpool__V1__Caller caller;
 };
 
 static Kvpool__V1__DeviceState device_state(const struct kvp_device *device) {
@@ -100,6 +101,13 @@ static void fill_limits(Kvpool__V1__Limits *out, const struct kvp_config *config
   out->calls_per_session_max = kvp_calls_per_session_max;
 }
 
+static void fill_caller(Kvpool__V1__Caller *out, const struct kvp_rpc_peer *peer) {
+  kvpool__v1__caller__init(out);
+  out->uid = (uint32_t)peer->uid;
+  out->pid = (uint32_t)peer->pid;
+  out->is_operator = peer->is_operator;
+}
+
 static void on_get_server_info(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message) {
   (void)message;
   const struct kvp_daemon *daemon = context;
@@ -125,6 +133,8 @@ static void on_get_server_info(void *context, struct kvp_rpc_call *call, struct 
   reply.body.formats = reply.format_pointers;
   fill_limits(&reply.limits, daemon->config);
   reply.body.limits = &reply.limits;
+  fill_caller(&reply.caller, kvp_rpc_call_peer(call));
+  reply.body.caller = &reply.caller;
   kvp_rpc_call_finish(call, &reply.body.base);
 }
 

@@ -204,16 +204,22 @@ static void on_describe_pool(void *context, struct kvp_rpc_call *call, struct kv
   }
 }
 
+static void on_pool_deleted(void *context) {
+  struct kvp_rpc_call *call = context;
+  Kvpool__V1__DeletePoolResponse reply = KVPOOL__V1__DELETE_POOL_RESPONSE__INIT;
+  kvp_rpc_call_finish(call, &reply.base);
+  kvp_rpc_call_unref(call);
+}
+
 static void on_delete_pool(void *context, struct kvp_rpc_call *call, struct kvp_rpc_message *message) {
   const Kvpool__V1__DeletePoolRequest *request = (const Kvpool__V1__DeletePoolRequest *)message->body;
   struct kvp_error error;
   struct kvp_pool *pool = kvp_pool_find(context, request->pool_id, &error);
-  if (pool == NULL || kvp_pool_delete(context, pool, request->force, &error) != KVP_OK) {
+  if (pool == NULL || kvp_pool_delete(context, pool, request->force, on_pool_deleted, call, &error) != KVP_OK) {
     kvp_rpc_call_fail(call, &error);
-    return;
+  } else {
+    (void)kvp_rpc_call_ref(call); /* on_pool_deleted comes later */
   }
-  Kvpool__V1__DeletePoolResponse reply = KVPOOL__V1__DELETE_POOL_RESPONSE__INIT;
-  kvp_rpc_call_finish(call, &reply.base);
 }
 
 static const struct kvp_rpc_method methods[] = {

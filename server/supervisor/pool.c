@@ -65,11 +65,26 @@ void kvp_pool_attach(const struct kvp_pool *pool, const struct kvp_placement *pl
                             NULL, result, context);
 }
 
+/* Somebody waits until all that a pool had is given back. */
+struct kvp_pool_deletion {
+  kvp_pool_deleted_fn deleted;
+  void *context;
+  uint32_t partings; /* under way */
+  struct kvp_deferred deferred;
+};
+
 /* What a pool had on one placement while steps of workers' rings may still use it. */
 struct parting {
   struct kvp_daemon *daemon;
+  struct kvp_pool_deletion *deletion; /* NULL: nobody waits */
   struct kvp_placement placement;
 };
+
+static void deletion_end(void *context) {
+  struct kvp_pool_deletion *deletion = context;
+  deletion->deleted(deletion->context);
+  free(deletion);
+}
 
 static void give_back_placement(struct kvp_placement *placement) {
   for (uint32_t i = 0; i < kvp_regions_per_pool_max; i++) {
@@ -82,6 +97,9 @@ static void on_detached(void *context, const struct kvp_error *error) {
   struct parting *parting = context;
   (void)error; /* an executor that died has no pools any more */
   give_back_placement(&parting->placement);
+  if (parting->deletion != NULL && --parting->deletion->partings == 0) {
+    deletion_end(parting->deletion);
+  }
   parting->daemon->pools.work--;
   kvp_daemon_look_again(parting->daemon);
   free(parting);
@@ -97,10 +115,14 @@ static void detach_placement(const struct kvp_pool *pool, const struct kvp_place
 }
 
 /* No step of ours uses it. Workers' steps may: then the executor answers when they have ended. */
-static void free_placement(struct kvp_daemon *daemon, const struct kvp_pool *pool, struct kvp_placement *placement) {
+static void free_placement(struct kvp_daemon *daemon, const struct kvp_pool *pool, struct kvp_placement *placement,
+                           struct kvp_pool_deletion *deletion) {
   if (placement->attached && placement->device->rings > 0) {
     struct parting *parting = kvp_allocate(1, sizeof *parting);
-    *parting = (struct parting){daemon, *placement};
+    *parting = (struct parting){daemon, deletion, *placement};
+    if (deletion != NULL) {
+      deletion->partings++;
+    }
     daemon->pools.work++;
     detach_placement(pool, placement, on_detached, parting);
     return;
@@ -111,9 +133,9 @@ static void free_placement(struct kvp_daemon *daemon, const struct kvp_pool *poo
   give_back_placement(placement);
 }
 
-void kvp_pool_free(struct kvp_daemon *daemon, struct kvp_pool *pool) {
+void kvp_pool_free(struct kvp_daemon *daemon, struct kvp_pool *pool, struct kvp_pool_deletion *deletion) {
   for (uint32_t i = 0; i < pool->placement_count; i++) {
-    free_placement(daemon, pool, &pool->placements[i]);
+    free_placement(daemon, pool, &pool->placements[i], deletion);
   }
   kvp_block_namespaces_deinit(&pool->namespaces);
   if (pool->leases != NULL) {
@@ -142,7 +164,7 @@ static void forget_leases(struct kvp_daemon *daemon, const struct kvp_pool *pool
 }
 
 enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool, bool force,
-                                struct kvp_error *error) {
+                                kvp_pool_deleted_fn deleted, void *context, struct kvp_error *error) {
   uint32_t leased = kvp_lease_leased_count(pool->leases);
   if (pool->steps_in_flight > 0) {
     return kvp_error_set(error, KVP_IN_USE, "pool '%s': %u steps are in flight", pool->spec.name,
@@ -157,7 +179,13 @@ enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool
   forget_leases(daemon, pool);
   kvp_log(KVP_LOG_INFO, "pool_deleted", "pool=%" PRIu64 " name=%s leased_blocks=%u", pool->id, pool->spec.name,
           leased);
-  kvp_pool_free(daemon, pool);
+  struct kvp_pool_deletion *deletion = kvp_allocate(1, sizeof *deletion);
+  deletion->deleted = deleted;
+  deletion->context = context;
+  kvp_pool_free(daemon, pool, deletion);
+  if (deletion->partings == 0) {
+    kvp_deferred_call(daemon->loop, &deletion->deferred, deletion_end, deletion);
+  }
   kvp_session_settle_all(daemon);
   return KVP_OK;
 }
@@ -210,7 +238,7 @@ void kvp_pool_table_deinit(struct kvp_daemon *daemon) {
   }
   for (int i = 0; i < kvp_pools_max; i++) {
     if (daemon->pools.pools[i] != NULL) {
-      kvp_pool_free(daemon, daemon->pools.pools[i]);
+      kvp_pool_free(daemon, daemon->pools.pools[i], NULL);
     }
   }
 }

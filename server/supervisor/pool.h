@@ -49,9 +49,13 @@ typedef void (*kvp_pool_done_fn)(void *context, struct kvp_pool *pool, const str
  * error nothing is left: pool NULL. */
 void kvp_pool_create(struct kvp_daemon *daemon, const struct kvp_pool_spec *spec, kvp_pool_done_fn done,
                      void *context);
-/* Refused with in_use while steps of it are in flight or, without force, while blocks are leased. */
+typedef void (*kvp_pool_deleted_fn)(void *context);
+
+/* Refused with in_use while steps of it are in flight or, without force, while blocks are leased. Otherwise the pool
+ * can't be found any more, and deleted is called once, later: when no step of a worker's ring uses its memory either,
+ * and the ledgers have it back. */
 enum kvp_status kvp_pool_delete(struct kvp_daemon *daemon, struct kvp_pool *pool, bool force,
-                                struct kvp_error *error);
+                                kvp_pool_deleted_fn deleted, void *context, struct kvp_error *error);
 
 /* NULL and unknown_pool when there is none that serves. */
 struct kvp_pool *kvp_pool_find(struct kvp_daemon *daemon, uint64_t pool_id, struct kvp_error *error);

@@ -56,7 +56,7 @@ static void fail(struct creation *creation) {
   for (uint32_t i = 0; i < pool->placement_count; i++) {
     pool->placements[i].attached = creation->placements[i].attached && same_executor(creation, i);
   }
-  kvp_pool_free(creation->daemon, pool);
+  kvp_pool_free(creation->daemon, pool, NULL);
   finish(creation, NULL);
 }
 
@@ -281,7 +281,7 @@ static enum kvp_status begin(struct creation *creation, const struct kvp_pool_sp
     status = give_id(&daemon->pools, pool, error);
   }
   if (status != KVP_OK) {
-    kvp_pool_free(daemon, pool);
+    kvp_pool_free(daemon, pool, NULL);
     creation->pool = NULL;
     return status;
   }

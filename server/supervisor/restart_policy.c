@@ -52,6 +52,7 @@ bool kvp_restart_policy_is_final(int32_t status) {
   case KVP_TOO_LARGE:
   case KVP_UNIMPLEMENTED:
   case KVP_VERSION_MISMATCH:
+  case KVP_PERMISSION_DENIED:
     return true;
   default:
     return false;

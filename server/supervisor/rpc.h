@@ -58,7 +58,7 @@ struct kvp_rpc_peer {
   pid_t pid;
   uid_t uid;
   gid_t gid;
-  bool is_operator; /* the daemon's uid, or root */
+  bool is_operator; /* root, or the daemon's uid where that is one user's */
 };
 
 /* Of a connected unix socket. False: the kernel does not say (errno). */

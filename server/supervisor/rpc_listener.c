@@ -109,21 +109,6 @@ static int number_duplicate(struct kvp_rpc_listener *listener, int fd) {
   return number;
 }
 
-bool kvp_rpc_peer_of(int fd, struct kvp_rpc_peer *out) {
-  struct ucred credentials;
-  socklen_t bytes = sizeof credentials;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) {
-    return false;
-  }
-  *out = (struct kvp_rpc_peer){
-      .pid = credentials.pid,
-      .uid = credentials.uid,
-      .gid = credentials.gid,
-      .is_operator = credentials.uid == 0 || credentials.uid == geteuid(),
-  };
-  return true;
-}
-
 /* fd belongs to the connection, or is closed, afterwards. */
 static void take(struct kvp_rpc_listener *listener, int fd) {
   if (listener->connections == listener->connections_max) {

@@ -314,6 +314,21 @@ static void step_done(struct kvp_device *device, struct kvp_step *step, const ui
   step_retire(device, step, &result);
 }
 
+/* An executor knows the buffers of its own device alone. One that the session has on another is not unknown. */
+static void error_place_buffer(const struct kvp_device *device, struct kvp_session *session,
+                               struct kvp_error *error) {
+  if (error->status != KVP_UNKNOWN_BUFFER || session == NULL) {
+    return;
+  }
+  const struct kvp_error refused = *error;
+  const struct kvp_buffer *buffer = kvp_buffer_find(session, (uint64_t)refused.value, NULL);
+  if (buffer != NULL && buffer->device != device) {
+    (void)kvp_error_set_at(error, KVP_WRONG_DEVICE, refused.op, refused.array, refused.position, refused.value,
+                           "op %d: %s: buffer %llu is on %s, the step runs on %s", refused.op, refused.array,
+                           (unsigned long long)buffer->id, buffer->device->name, device->name);
+  }
+}
+
 static void step_failed(struct kvp_device *device, struct kvp_step *step, const uint8_t *payload,
                         uint32_t payload_bytes, bool refused) {
   struct kvp_error error;
@@ -327,6 +342,9 @@ static void step_failed(struct kvp_device *device, struct kvp_step *step, const 
   error.array[sizeof error.array - 1] = error.text[sizeof error.text - 1] = '\0';
   if (error.status <= KVP_OK || error.status >= kvp_status_count) {
     error.status = KVP_INTERNAL;
+  }
+  if (refused) {
+    error_place_buffer(device, step->session, &error);
   }
   const struct kvp_step_result result = {.error = &error, .refused = refused};
   step_retire(device, step, &result);

@@ -55,6 +55,9 @@ heading "planners (bench_planners)"
 heading "a step through the ring (bench_ring)"
 "$build/tests/bench/bench_ring"
 
+heading "steps of 1, 4 and 16 workers through their rings, and what one that floods costs (bench_workers)"
+"$build/tests/bench/bench_workers" "$kvpoold" "$executor"
+
 heading "calls, steps and rows through the daemon (bench_rpc)"
 "$build/tests/bench/bench_rpc" "$kvpoold" "$executor"
 

@@ -186,7 +186,7 @@ static void test_import_malloc(void **state) {
                "0 bytes");
   fake_worker_cuda_fail("cuIpcGetMemHandle", 801);
   assert_fails(kvpool_attachment_import_device(attachment, memory, 16, &buffer, &error), KVPOOL_UNIMPLEMENTED,
-               "cuIpcGetMemHandle");
+               "use a buffer that the daemon makes");
   fake_worker_cuda_fail("", 0);
   expect_nothing_left();
 }
@@ -208,6 +208,8 @@ static void test_import_vmm(void **state) {
     assert_ok(kvpool_buffer_release(buffer, &error));
     expect_nothing_left();
   }
+  assert_fails(kvpool_attachment_import_device(attachment, memory + 512, allocation_bytes, &buffer, &error),
+               KVPOOL_OUT_OF_RANGE, "piece by piece, use a buffer that the daemon makes");
   fake_worker_cuda_fail("cuMemExportToShareableHandle", 800);
   assert_fails(kvpool_attachment_import_device(attachment, memory, 16, &buffer, &error), KVPOOL_PERMISSION_DENIED,
                "cuMemExportToShareableHandle");

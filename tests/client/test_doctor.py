@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support.client import Client
 from support.daemon import Daemon, build_dir, fake_executor_path
 from support.process import wait_until
 from support.proxy import Proxy
@@ -21,6 +22,8 @@ from support.stubs import pb
 from support.tool import Tool, environment, program
 
 CHOOSE_DEVICE = Path(__file__).resolve().parents[2] / "deploy" / "choose-device.sh"
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:        1 kB\nMemAvailable:   33554432 kB\n"
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)\nGCC version: 1\n"
 
@@ -183,7 +186,7 @@ def test_a_device_node_is_missing(host, missing):
     host.look(status=1).is_about("device nodes", "problem", f"/dev/{missing} is not there", "nvidia-modprobe")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@needs_root
 def test_a_device_node_is_closed(host, tmp_path):
     host.put_driver()
     (host.root / "dev/nvidia1").chmod(0o660)
@@ -489,7 +492,7 @@ def test_mps_of_a_socket_that_is_another_kind(host):
         host.look().is_about("MPS", "warning", "can't be reached", "look again")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@needs_root
 def test_mps_of_another_user(host, tmp_path):
     host.put_driver()
     host.pipes.mkdir()
@@ -503,6 +506,43 @@ def test_mps_of_another_user(host, tmp_path):
         assert other.stdout.readline() == b"there\n"
         host.look().is_about("MPS", "warning", "uid 65534's, which serves no other user; kvpoold is uid 0's", "one user")
         other.stdin.close()
+
+
+def start_control_daemon(host, *arguments):
+    """A program of that name and these arguments, with its note of its pid; nobody asks it anything."""
+    host.pipes.mkdir()
+    control = host.root / "nvidia-cuda-mps-control"
+    control.write_text("#!/bin/sh\nread -r line\n")
+    control.chmod(0o755)
+    process = subprocess.Popen([control, "-d", *arguments], stdin=subprocess.PIPE)
+    (host.pipes / "nvidia-cuda-mps-control.pid").write_text(f"{process.pid}\n")
+    wait_until(lambda: "nvidia-cuda-mps" in Path(f"/proc/{process.pid}/comm").read_text(), "its name")
+    return process
+
+
+def as_nobody(host, tmp_path):
+    """The prefix of a look by uid 65534; needs root."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    for node in (host.root / "dev").glob("nvidia*"):
+        node.chmod(0o666)
+    host.tool = Tool(host.tool.socket, shutil.copy(program(), tmp_path))
+    return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+
+
+@needs_root
+@pytest.mark.parametrize("arguments, result, text, advice", [
+    ([], "warning", "serves one user at a time: kvpoold is uid 0's, and a worker of uid 65534", "-multiuser-server"),
+    (["-multiuser-server"], "ok", "uid 0, for all users", ""),
+])
+def test_mps_for_workers_of_another_user(host, tmp_path, arguments, result, text, advice):
+    host.put_driver()
+    with socket.socket(socket.AF_UNIX) as kvpoold, start_control_daemon(host, *arguments) as control:
+        kvpoold.bind(host.tool.socket)  # whose owner, root, the daemon would be
+        prefix = as_nobody(host, tmp_path)
+        host.look(prefix=prefix, libraries=False, status=1).is_about("MPS", result, text, advice)
+        host.look().is_about("MPS", "ok", "its control daemon runs")
+        control.stdin.close()
 
 
 # ---- the daemon ----------------------------------------------------------------------------------------------------
@@ -664,6 +704,242 @@ def test_a_daemon_outside_mps(gpu_host, start_daemon, tmp_path):
     with Proxy(tmp_path / "p.sock", f"unix:{daemon.socket}", without_mps) as proxy:
         gpu_host.tool = Tool(proxy.socket)
         gpu_host.look().is_about("device", "warning", "outside the MPS", "CUDA_MPS_PIPE_DIRECTORY")
+
+
+# ---- workers -------------------------------------------------------------------------------------------------------
+
+
+def namespaces(*flags):
+    """The prefix of a look from namespaces of its own, as a container has them."""
+    prefix = ["unshare", *flags]
+    done = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"namespaces can't be made here: {done.stderr.strip()}")
+    return prefix
+
+
+@pytest.fixture
+def attach_at(host, daemon, monkeypatch):
+    """attach_at(path): where a worker of this environment would attach; the daemon is the module's."""
+    host.tool = Tool(daemon.socket)
+    return lambda path: monkeypatch.setenv("KVPOOLD_ATTACH_SOCKET", str(path))
+
+
+def test_a_worker_could_attach(host, start_daemon):
+    """And nothing is left of it in the daemon: no session, no attachment."""
+    daemon = start_daemon()
+    host.tool = Tool(daemon.socket)
+    found = host.look()
+    found.is_about("identity", "ok", f"kvpoold sees uid {os.geteuid()} as it is here, an operator")
+    found.is_about("attach socket", "ok", f"{daemon.attach_socket} answers: a worker of uid {os.geteuid()} can attach")
+    found.is_about("namespaces", "ok", "user, pid, ipc, mnt and net are kvpoold's")
+    assert "MPS directory" not in [c["name"] for c in found.checks]
+    assert not daemon.client().list_sessions()
+    assert "attached" not in daemon.log and "session_opened" not in daemon.log
+
+
+def test_no_attach_socket_here(host, daemon, attach_at, tmp_path):
+    attach_at(tmp_path / "none")
+    host.look().is_about("attach socket", "warning", f"kvpoold takes workers at {daemon.attach_socket}, but {tmp_path}/none "
+                         "is not there", "mount its directory")
+
+
+def test_an_attach_socket_of_a_daemon_that_ended(host, attach_at, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ended:
+        ended.bind(str(tmp_path / "ended"))
+    attach_at(tmp_path / "ended")
+    host.look(status=1).is_about("attach socket", "problem", f"no kvpoold takes attachments at {tmp_path}/ended: "
+                                 "Connection refused", "mount its directory")
+
+
+def test_an_attach_socket_that_is_another(host, daemon, attach_at):
+    attach_at(daemon.socket)
+    host.look(status=1).is_about("attach socket", "problem", f"{daemon.socket} is no attach socket",
+                                 "$KVPOOLD_ATTACH_SOCKET names the wrong path: it is a socket of another kind")
+
+
+def test_an_attach_socket_that_does_not_answer(host, attach_at, tmp_path):
+    attach_at(tmp_path / "silent")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen(8)
+        host.look(status=1).is_about("attach socket", "problem", "doesn't answer for 1500 ms", "journalctl")
+
+
+@needs_root
+def test_an_attach_socket_that_is_closed_to_this_user(host, start_daemon, tmp_path):
+    daemon = start_daemon("--socket-mode", "0666")
+    daemon.directory.chmod(0o755)
+    daemon.attach_socket.chmod(0o660)
+    host.tool = Tool(daemon.socket)
+    prefix = as_nobody(host, tmp_path)
+    found = host.look(prefix=prefix, status=1)
+    found.is_about("attach socket", "problem", f"{daemon.attach_socket} may not be opened by this user: Permission denied",
+                   "it is uid 0's, group 0, mode 0660")
+    found.is_about("identity", "ok", f"kvpoold sees uid {NOBODY} as it is here")
+    assert "operator" not in found.get("identity")["text"]
+    found.is_about("namespaces", "ok", f"uid {NOBODY} may not look at them", "as root")
+    daemon.attach_socket.chmod(0o666)
+    host.look(prefix=prefix).is_about("attach socket", "ok", f"a worker of uid {NOBODY} can attach")
+
+
+def seen_as(**caller):
+    def change(method, reply):
+        if method != "GetServerInfo":
+            return reply
+        info = pb.ServerInfo.FromString(reply)
+        info.ClearField("caller")
+        if caller:
+            info.caller.CopyFrom(pb.Caller(**caller))
+        return info.SerializeToString()
+    return change
+
+
+@pytest.mark.parametrize("caller, result, text, advice", [
+    (dict(uid=NOBODY), "warning", f"as {NOBODY}, which is everybody whom its user namespace doesn't have, and its pid out of "
+     "sight", "ipc_uids"),
+    (dict(uid=100000, pid=7), "ok", "as 100000, and its pid as another one", "ipc_uids and the socket's group mean 100000"),
+    ({}, None, "", ""),
+])
+def test_who_a_worker_is_to_the_daemon(host, daemon, tmp_path, caller, result, text, advice):
+    """The last one is a daemon that doesn't say."""
+    if os.geteuid() == NOBODY:
+        pytest.skip("this is the overflow uid")
+    with Proxy(tmp_path / "p.sock", f"unix:{daemon.socket}", seen_as(**caller)) as proxy:
+        host.tool = Tool(proxy.socket)
+        found = host.look()
+        if result is None:
+            assert "identity" not in [c["name"] for c in found.checks]
+        else:
+            found.is_about("identity", result, f"kvpoold sees uid {os.geteuid()} {text}", advice)
+
+
+def test_what_the_daemon_says_of_its_caller(daemon):
+    client = Client(f"unix:{daemon.socket}")
+    caller = client.info().caller
+    assert (caller.uid, caller.pid, caller.is_operator) == (os.geteuid(), os.getpid(), True)
+    client.close()
+
+
+def test_a_user_namespace_without_this_user(host, daemon):
+    """uid 65534 inside, and what it was to the daemon."""
+    host.tool = Tool(daemon.socket)
+    host.look(prefix=namespaces("--user")).is_about("identity", "ok", f"sees uid {NOBODY} as {os.geteuid()}, an operator")
+
+
+@pytest.mark.parametrize("flags, names", [(["--ipc"], "ipc"), (["--net", "--mount"], "mnt, net"),
+                                          (["--ipc", "--mount", "--net"], "ipc, mnt, net")])
+def test_namespaces_that_are_not_the_daemons(gpu_host, daemon, flags, names):
+    """Only what CUDA shares by them is worth a warning, and only where there is a GPU."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to look at them")
+    prefix = namespaces(*flags)
+    gpu_host.tool = Tool(daemon.socket)
+    result, advice = ("warning", "--ipc=host") if "ipc" in names else ("ok", "")
+    check = gpu_host.look(prefix=prefix).is_about("namespaces", result, f"{names}: others than kvpoold's (pid {daemon.pid})",
+                                                  advice)
+    assert check["text"].startswith(names)
+    shutil.rmtree(gpu_host.root / "dev")
+    shutil.rmtree(gpu_host.root / "proc/driver")
+    assert gpu_host.look(prefix=prefix).is_about("namespaces", "ok", names)["advice"] == ""
+
+
+# Of a host's first namespaces: linux/nsfs.h.
+FIRST = {"user": "user:[4026531837]", "ipc": "ipc:[4026531839]"}
+
+
+def own_here():
+    """Where this test runs in a container itself."""
+    return [kind for kind, link in FIRST.items() if os.readlink(f"/proc/self/ns/{kind}") != link]
+
+
+def test_a_user_namespace_of_its_own(gpu_host, daemon):
+    gpu_host.tool = Tool(daemon.socket)
+    prefix = namespaces("--user", "--map-root-user")
+    gpu_host.look(prefix=prefix, libraries=False, status=1).is_about(
+        "namespaces", "warning", "uid 0 may not look at them; not the host's: user", "--ipc=host")
+
+
+def test_a_pid_namespace_of_its_own(host, daemon):
+    host.tool = Tool(daemon.socket)
+    found = host.look(prefix=namespaces("--user", "--map-root-user", "--pid", "--fork", "--kill-child",
+                                        "--mount-proc"))
+    found.is_about("namespaces", "ok", "kvpoold is out of sight from this pid namespace")
+    found.is_about("identity", "ok", "and its pid as another one")
+    found.is_about("attach socket", "ok", "can attach")
+
+
+@needs_root
+def test_a_container_with_the_hosts_ipc_namespace(gpu_host, daemon):
+    """--ipc=host is what MPS wants of it: nothing to warn of. Without that there is."""
+    if own_here():
+        pytest.skip(f"this runs in namespaces of its own: {', '.join(own_here())}")
+    gpu_host.tool = Tool(daemon.socket)
+    prefix = namespaces("--pid", "--fork", "--kill-child", "--mount-proc")
+    check = gpu_host.look(prefix=prefix).is_about("namespaces", "ok", "kvpoold is out of sight from this pid namespace")
+    assert "not the host's" not in check["text"] and check["advice"] == ""
+    gpu_host.look(prefix=[*prefix, "unshare", "--ipc"]).is_about("namespaces", "warning", "; not the host's: ipc",
+                                                                "--ipc=host")
+
+
+def test_a_mounted_directory_that_was_removed(host, tmp_path):
+    """What RuntimeDirectory= without RuntimeDirectoryPreserve= does to containers."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    host.tool = Tool(here / "kvpoold.sock")
+    prefix = namespaces("--user", "--map-root-user", "--mount")
+    script = 'mount --bind "$1" "$2" && rmdir "$1" && shift 2 && exec "$@"'
+    found = host.look(prefix=[*prefix, "sh", "-ec", script, "sh", str(there), str(here)], status=1)
+    found.is_about("socket", "problem", f"{here} is mounted here, but was removed", "RuntimeDirectoryPreserve")
+
+
+@pytest.fixture
+def mps_daemon(gpu_host, start_daemon, monkeypatch):
+    """mps_daemon(pipes): a daemon whose executor is a GPU's, under MPS, and has that directory."""
+    def start(pipes):
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
+        daemon = start_daemon("--socket-mode", "0666", devices=("cuda:0",), executor=fake_executor_path())
+        monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+        gpu_host.tool = Tool(daemon.socket)
+        return daemon
+    return start
+
+
+def test_one_directory_of_mps(gpu_host, mps_daemon, tmp_path):
+    mps_daemon(gpu_host.pipes)
+    gpu_host.look().is_about("MPS directory", "ok", f"{gpu_host.pipes} is that of cuda:0, too")
+    link = tmp_path / "link"
+    link.symlink_to(gpu_host.pipes)
+    gpu_host.pipes = link
+    gpu_host.look().is_about("MPS directory", "ok", f"{link} is that of cuda:0, too")
+
+
+def test_another_directory_of_mps(gpu_host, mps_daemon, tmp_path):
+    (tmp_path / "other").mkdir()
+    daemon = mps_daemon(tmp_path / "other")
+    pid = daemon.client().device("cuda:0").executor_pid
+    gpu_host.look().is_about("MPS directory", "warning", f"cuda:0's executor (pid {pid}) has {tmp_path}/other, a worker of "
+                             f"this environment would have {gpu_host.pipes}", "one CUDA_MPS_PIPE_DIRECTORY")
+
+
+def test_a_directory_of_mps_that_is_hidden(gpu_host, mps_daemon):
+    """One name and two directories: what PrivateTmp does, and a container's mounts."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to look at the executor's")
+    mps_daemon(gpu_host.pipes)
+    script = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+    prefix = [*namespaces("--mount"), "sh", "-ec", script, "sh", str(gpu_host.pipes)]
+    gpu_host.look(prefix=prefix).is_about("MPS directory", "warning", "is another directory of that name", "PrivateTmp")
+
+
+@needs_root
+def test_a_directory_of_mps_that_is_out_of_reach(gpu_host, mps_daemon, tmp_path):
+    daemon = mps_daemon(gpu_host.pipes)
+    daemon.directory.chmod(0o755)
+    pid = daemon.client().device("cuda:0").executor_pid
+    gpu_host.look(prefix=as_nobody(gpu_host, tmp_path), libraries=False, status=1).is_about(
+        "MPS directory", "ok", f"uid {NOBODY} may not read /proc/{pid}/environ", "as root")
 
 
 # ---- for people ----------------------------------------------------------------------------------------------------

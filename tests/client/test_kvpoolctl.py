@@ -910,7 +910,8 @@ def test_plans_need_no_daemon_and_refuse(tmp_path):
     assert tool.json("plan", "range", "--tokens", "0-0", "--per-block", "16")["segments"] == []
     assert "table" in tool.refused("plan", "range", "--tokens", "0-40", "--per-block", "16", "--table", "5")[0]
     tool.refused("plan", "new", "--sequence", "10,20", "--ratio", "4")
-    tool.refused("plan", "new", "--sequence", "10,2", "--ratio", "0")
+    assert "--ratio 0: a number from 1 to" in tool.refused("plan", "new", "--sequence", "10,2", "--ratio", "0",
+                                                           status=2)[0]
     tool.refused("plan", "range", "--tokens", "5-2", "--per-block", "16")
     tool.refused("plan", "slots", "--tokens", "0-99999999999", "--per-block", "1")
     tool.refused("plan", "range", "--tokens", "0-40", "--per-block", "16", "--destination", "2147483640")

@@ -154,8 +154,7 @@ def test_get_that_is_ended_leaves_nothing(daemon, client, tool, target, tmp_path
     os.kill(device.executor_pid, signal.SIGSTOP)  # so that it has begun, and doesn't end
     try:
         process = tool.start("--timeout", LONG_MS, "get", target, old, *SLOTS)
-        wait_until(lambda: any(str(folder) in os.readlink(f"/proc/{process.pid}/fd/{fd}")
-                               for fd in open_files(process.pid)), "its file")
+        wait_until(lambda: any(str(folder) in path for path in open_files(process.pid)), "its file")
         process.send_signal(by)
         _, err = process.communicate(timeout=SECONDS_MAX)
     finally:
@@ -166,11 +165,11 @@ def test_get_that_is_ended_leaves_nothing(daemon, client, tool, target, tmp_path
 
 
 def open_files(pid):
+    """What its descriptors are."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
-            os.readlink(f"/proc/{pid}/fd/{fd}")
-            found.append(fd)
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except FileNotFoundError:
             pass
     return found
@@ -398,8 +397,7 @@ def test_ctrl_c_while_the_daemon_hangs(start_daemon, rows, tmp_path, command):
     os.kill(executor, signal.SIGSTOP)  # a call that has begun doesn't end
     process = tool.start("--json", "--timeout", LONG_MS, command, *arguments)
     if command == "get":
-        wait_until(lambda: any(str(tmp_path) in os.readlink(f"/proc/{process.pid}/fd/{fd}")
-                               for fd in open_files(process.pid)), "its file")
+        wait_until(lambda: any(str(tmp_path) in path for path in open_files(process.pid)), "its file")
     elif command == "put":
         wait_until(lambda: any(s.blocks for s in client.list_sessions()), "its blocks")
     else:

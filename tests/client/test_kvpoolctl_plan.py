@@ -175,8 +175,9 @@ def test_mirror_against_lists(tool):
     (["swa", "--window", "8", "--ring", "16"], "--sequence, --window and --ring are needed"),
     (["swa", "--sequence", "10", "--window", "8", "--ring", "16"], "seqlen_k,seqlen_q[,state_id[,swa_valid_start]]"),
     (["swa", "--sequence", "10,1,2,3,4", "--window", "8", "--ring", "16"], "seqlen_k,seqlen_q"),
-    (["swa", "--sequence", "10,1,,3", "--window", "8", "--ring", "16"], "seqlen_k,seqlen_q"),
-    (["swa", "--sequence", "10,1,2147483648", "--window", "8", "--ring", "16"], "seqlen_k,seqlen_q"),
+    (["swa", "--sequence", "10,1,,3", "--window", "8", "--ring", "16"], "--sequence 10,1,,3: state_id ''"),
+    (["swa", "--sequence", "10,1,2147483648", "--window", "8", "--ring", "16"],
+     "--sequence 10,1,2147483648: state_id '2147483648': a number of at most 2147483647 is wanted"),
     (["swa", "--sequence", "10,1", "--window", "-8", "--ring", "16"], "--window -8"),
     (["store", "--sequence", "10,1"], "--sequence and --ring are needed"),
     (["store", "--sequence", "10,1", "--ring", "2147483648"], "--ring 2147483648"),
@@ -194,7 +195,85 @@ def test_wrong_command_line(tool, arguments, words):
     assert f"plan {arguments[0]} --help" in hint
 
 
+PAGED = {"--sequence": "seqlen_k,seqlen_q,BLOCKS", "--ratio": "4"}
+RING = {"--sequence": "seqlen_k,seqlen_q,state_id,swa_valid_start"}
+TOKENS = {"--tokens": "BEGIN-END", "--per-block": "16", "--table": "0-9"}
+# Every argument of every command, as "name" of a part or a good value.
+ARGUMENTS = {
+    "range": {**TOKENS, "--destination": "7"},
+    "slots": TOKENS,
+    "new": PAGED,
+    "compressed": {**PAGED, "--per-block": "16"},
+    "visible": {**PAGED, "--per-block": "16"},
+    "swa": {**RING, "--window": "8", "--ring": "16"},
+    "store": {**RING, "--ring": "16"},
+    "pivots": {**RING, "--window": "8"},
+    "decode": {**RING, "--window": "8", "--ring": "16"},
+    "mirror": {"--chunk": "10", "--ranks": "2"},
+}
+GOOD = {"seqlen_k": "20", "seqlen_q": "3", "BLOCKS": "0-9", "state_id": "1", "swa_valid_start": "0", "BEGIN": "0",
+        "END": "40"}
+ZERO_IS_GOOD = {"--destination", "--chunk", *GOOD}
+
+
+def filled(value, **parts):
+    for name, good in {**GOOD, **parts}.items():
+        value = value.replace(name, parts.get(name, good))
+    return value
+
+
+def line_of(command, **changed):
+    """The command's line, all arguments good but for those changed: a value, or a part of one."""
+    words = ["plan", command]
+    for option, value in ARGUMENTS[command].items():
+        key = option[2:].replace("-", "_")
+        words += [option, filled(changed[key] if key in changed else value,
+                                 **{part: text for part, text in changed.items() if part in GOOD})]
+    return words
+
+
+BAD = ["-7", "", "x", "7x", "99999999999999999999"]
+
+
+def wrong_values():
+    for command, options in ARGUMENTS.items():
+        for option, value in options.items():
+            parts = [part for part in GOOD if part in value]
+            for name in parts or [option]:
+                for bad in BAD + ([] if name in ZERO_IS_GOOD or name == "--table" else ["0"]):
+                    yield pytest.param(command, option, name, bad, id=f"{command} {option} {name} {bad!r}")
+
+
+def test_every_command_and_option_is_in_the_table(tool):
+    told = re.findall(r"^ +plan (\w+) ", tool.run("--help").stdout, re.M)
+    assert sorted(told) == sorted(ARGUMENTS)
+    for command, options in ARGUMENTS.items():
+        known = set(re.findall(r"^ +(?:-\w, +)?(--[\w-]+)", tool.run("plan", command, "--help").stdout, re.M))
+        assert known - {"--help", "--usage", "--json", "--socket", "--timeout", "--version"} == set(options)
+        tool.run(*line_of(command))
+
+
+@pytest.mark.parametrize("command, option, name, bad", wrong_values())
+def test_a_wrong_value_is_named(tool, command, option, name, bad):
+    """Whatever is refused, the text has the option, the value that was given to it, and which of its parts it was."""
+    line = line_of(command, **{name if name in GOOD else option[2:].replace("-", "_"): bad})
+    given = line[line.index(option) + 1]
+    text, hint = tool.refused(*line, status=2)
+    assert f"plan {command} --help" in hint
+    if given == "":
+        assert f"{option}: its value is empty" in text
+        return
+    assert f"{option} {given}: " in text, text
+    if name in GOOD and name not in ("BEGIN", "END", "BLOCKS"):
+        assert f"{name} '{bad}': a number of at most" in text, text
+    if name == "BLOCKS":
+        assert f"block table '{bad}': " in text, text
+
+
 @pytest.mark.parametrize("arguments, words", [
+    (["slots", "--tokens", "0-99999999999", "--per-block", "1"], "--tokens: END 99999999999 is more than"),
+    (["compressed", "--sequence", "99999999999,1", "--per-block", "1"], "sequence 0: seqlen_k = 99999999999: "),
+    (["visible", "--sequence", "9,9", "--sequence", "99999999,99999999"], "sequence 1: seqlen_q = 99999999: more"),
     (["swa", "--sequence", "10,11", "--window", "8", "--ring", "16"], "sequence 0: seqlen_q = 11"),
     (["swa", "--sequence", "10,1", "--window", "17", "--ring", "16"], "window = 17 is larger than the ring of 16"),
     (["swa", "--sequence", "10,1,134217728", "--window", "8", "--ring", "16"], "2147483663 passes 2^31 - 1"),
@@ -215,9 +294,10 @@ def test_refused(tool, arguments, words):
 
 def test_more_sequences_than_the_program_takes(tool):
     many = ["--sequence", "9,1"] * 1025
-    assert "more than 1024 sequences" in tool.refused("plan", "store", *many, "--ring", 16, status=2)[0]
+    assert "--sequence 9,1: more than 1024 sequences" in tool.refused("plan", "store", *many, "--ring", 16, status=2)[0]
     assert len(tool.json("plan", "store", *many[2:], "--ring", 16)["slots"]) == 1024
-    assert "more than 1024 chunks" in tool.refused("plan", "mirror", *["--chunk", 1] * 1025, "--ranks", 1, status=2)[0]
+    many = ["--chunk", 1] * 1025
+    assert "--chunk 1: more than 1024 chunks" in tool.refused("plan", "mirror", *many, "--ranks", 1, status=2)[0]
 
 
 def test_the_largest_destinations_are_printed(tool):

@@ -93,6 +93,11 @@ static void test_server_info(void **state) {
   assert_int_equal(kvpool_server_info_protocol_version(info), 1);
   assert_int_equal(kvpool_server_info_pid(info), daemon_process.pid);
   assert_true(kvpool_server_info_started_unix_ns(info) > 1600000000ULL * 1000000000);
+  kvpool_caller_info caller;
+  assert_true(kvpool_server_info_caller(info, &caller));
+  assert_int_equal(caller.uid, geteuid());
+  assert_int_equal(caller.pid, getpid());
+  assert_true(caller.is_operator); /* the daemon is a child of ours */
   assert_int_equal(kvpool_server_info_device_count(info), 1);
   const kvpool_device_info *device = kvpool_server_info_device(info, 0);
   assert_string_equal(device->name, "host:0");

@@ -20,6 +20,7 @@ HEADERS = [INCLUDE / "kvpool" / name for name in ("kvpool.h", "plan.h", "worker.
 
 # For tools, for people, and for what Python does otherwise.
 NOT_BOUND = {"status_name", "client_interrupt", "server_info_protocol_version", "server_info_started_unix_ns",
+             "server_info_caller",
              "pool_leased_blocks", "pool_quarantined_blocks", "pool_bytes_per_placement", "pool_region_find",
              "pool_list_get", "pool_list_destroy", "pool_list_count", "pool_list_item", "session_list_get",
              "session_list_destroy", "session_list_count", "session_list_item", "session_list_attachment",

@@ -463,7 +463,32 @@ def spoil_by_zero(scene, _):
     shaped(scene.paged_pages)[:, 5] = 0
 
 
-@pytest.mark.parametrize("spoil", [spoil_by_write, spoil_by_load, spoil_by_store, spoil_by_copy, spoil_by_zero],
+def store_of_slots_in_a_buffer(scene, layer):
+    """Of none: but nobody knows that before it runs."""
+    slots = scene.session.create_buffer(4)
+    slots.write(np.full(1, -1, np.int32))
+    rows = scene.session.create_buffer(scene.format.row_bytes)
+    report = scene.queue.run(Step().store(scene.paged(layer), rows.view(0, 1, scene.format.row_bytes),
+                                          slots.array(0, 1)))[0]
+    assert (report.rows_skipped, report.unchecked_arrays) == (1, True)
+
+
+def spoil_by_slots_in_a_buffer(scene, _):
+    store_of_slots_in_a_buffer(scene, 0)
+
+
+def test_keep_compressed_beside_slots_in_a_buffer(scene):
+    """They are of another layer, whatever they are."""
+    out = scene.out(HISTORY_ROWS + COMPRESSED_ROWS)
+    assembled(scene, out)
+    store_of_slots_in_a_buffer(scene, 1)
+    scene.queue.run(kept(scene, out, 1))
+    scene.expect(out, HISTORY, layer=1)
+    scene.check()
+
+
+@pytest.mark.parametrize("spoil", [spoil_by_write, spoil_by_load, spoil_by_store, spoil_by_copy, spoil_by_zero,
+                                   spoil_by_slots_in_a_buffer],
                          ids=lambda f: f.__name__)
 def test_keep_compressed_written_since(scene, spoil):
     out = scene.out(HISTORY_ROWS + COMPRESSED_ROWS)

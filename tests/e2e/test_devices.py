@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from support.client import Step
-from support.daemon import build_dir, fake_executor_path
+from support.daemon import fake_cuda_executor_path, fake_executor_path
 from support.errors import RpcFailure
 from support.process import wait_until
 from support.stubs import pb
@@ -326,6 +326,46 @@ def test_an_executor_that_dies_is_tried_again(start_daemon, tmp_path):
     assert not Path(f"{daemon.socket}.lock").exists()
 
 
+@pytest.fixture
+def start_fake_cuda(start_daemon, monkeypatch):
+    """start(errors): kvpool-exec on a CUDA in host memory, whose calls fail as `errors` says."""
+    executor = fake_cuda_executor_path()
+    if not executor.exists():
+        pytest.skip("this build has no CUDA")
+
+    def start(errors, *flags):
+        monkeypatch.setenv("FAKE_CUDA_ERROR", errors)
+        return start_daemon(*flags, wait=False, devices=("cuda:0",), executor=executor)
+    return start
+
+
+@pytest.mark.parametrize("errors, status, words", [
+    ("cudaGetDeviceCount:3", "unimplemented", "does not get what it needs"),
+    ("cudaFree:304", "unimplemented", "does not get what it needs"),
+    ("cudaSetDevice:800", "permission_denied", "may not use the GPU"),
+])
+def test_trouble_with_the_host_ends_the_start(start_fake_cuda, errors, status, words):
+    daemon = start_fake_cuda(errors)
+    assert daemon.process.wait(60) == 2
+    assert words in only_failure(daemon) and f"status={status} " in daemon.log
+    assert "cuda_bug" not in daemon.log and "please report" not in daemon.log
+
+
+def test_a_start_without_memory_says_so(start_fake_cuda):
+    """Tried again, as there may be some; the failure has the refusal's status, not that of a death."""
+    daemon = start_fake_cuda("cudaHostAlloc:2")
+    assert daemon.process.wait(60) == 1
+    failed = [line for line in daemon.log.splitlines() if "start_failed" in line]
+    assert len(failed) == 1 and "status=out_of_memory " in failed[0] and "5 executors" in failed[0], daemon.log
+    assert "bytes are free" in failed[0]
+
+
+def test_a_system_that_is_not_initialized_yet_is_waited_for(start_fake_cuda):
+    daemon = start_fake_cuda("cudaGetDeviceCount:802")
+    wait_until(lambda: daemon.log.count("device_waiting") == 1 and daemon.process.poll() is None, "waiting")
+    assert "nvidia-fabricmanager" in daemon.log and "executor_died" not in daemon.log
+
+
 def test_a_device_that_is_refused_later(start_gpu, tmp_path, monkeypatch):
     """The GPU has gone: that is told as it is, counts as no death, and is over when the GPU comes back."""
     gone = tmp_path / "gone"
@@ -353,16 +393,11 @@ def test_a_device_that_is_refused_later(start_gpu, tmp_path, monkeypatch):
     assert len(re.findall(r"error +device_refused device=cuda:0 ", daemon.log)) == 1
 
 
-def test_a_pool_that_costs_every_executor_its_life(start_daemon, monkeypatch):
+def test_a_pool_that_costs_every_executor_its_life(start_fake_cuda):
     """Each one is ready, and dies of the pool that the configuration wants: the start ends, too."""
-    executor = build_dir() / "tests" / "unit" / "kvpool-exec-fake-cuda"
-    if not executor.exists():
-        pytest.skip("this build has no CUDA")
-    monkeypatch.setenv("FAKE_CUDA_ERROR", "cudaMemsetAsync:700")
     pool = '{ name = "p"; block_size = 64; num_blocks = 100; ' \
            'regions = ( { name = "kv"; format = "v41"; num_layers = 2; } ); }'
-    daemon = start_daemon("--device-reserve", "0", "--pool", pool, wait=False, devices=("cuda:0",),
-                          executor=executor)
+    daemon = start_fake_cuda("cudaMemsetAsync:700", "--device-reserve", "0", "--pool", pool)
     assert daemon.process.wait(60) == 1
     assert daemon.log.count("executor_died") == 5
     failed = [line for line in daemon.log.splitlines() if "start_failed" in line]

@@ -6,6 +6,8 @@ KVPOOL_SEED sets the schedule (printed when one fails), KVPOOL_CASES its size: 1
 configuration.
 """
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +38,17 @@ CONFIGS = [
     Config("unquantized", 51, 33, 133, BF16, (Cache("main", BF16, 3), Cache("fine", V41, 1)), INDEX_FP8_F32,
            ((0, 0), (1, 0), (0, 0)), topk=7, new_tokens_max=3, tokens_max=600),
 ]
+
+
+def recorded(config):
+    """What RESULTS.md has of this seed, size and numpy, whose generator made the rows; None: nothing."""
+    text = (Path(__file__).parent / "RESULTS.md").read_text()
+    made_with, cases = re.search(r"numpy ([\d.]+),\s+([\d,]+) cases", text).groups()
+    if (made_with, int(cases.replace(",", ""))) != (np.__version__, CASES):
+        return None
+    rows = re.search(rf"^\| {config.name} (.*\n(?:\| \|.*\n)*)", text, re.M)[1].splitlines()
+    figures = [row.strip("| ").split(" | ")[-5:] for row in rows]
+    return next((found for seed, *found in figures if int(seed) == SEED), None)
 
 
 @pytest.fixture
@@ -111,6 +124,8 @@ def test_schedule(make_run, config, record_property):
     record_property("attention_error_mean", float(errors.mean()))
     record_property("attention_error_max", float(errors.max()))
     assert np.isfinite(errors).all()
+    figures = [str(len(errors)), *(f"{figure:.4f}" for figure in (errors.mean(), np.median(errors), errors.max()))]
+    assert recorded(config) in (None, figures)
 
 
 # ---- faults, one at a time, that the checks must find

@@ -96,7 +96,7 @@ def as_uid(uid):
 
 
 @host_only
-@pytest.mark.parametrize("kind, status", [(wire.MEMFD, "invalid_argument"), (wire.VMM, "unimplemented"),
+@pytest.mark.parametrize("kind, status", [(wire.MEMFD, "invalid_argument"), (wire.VMM, "invalid_argument"),
                                           (0, "unimplemented")])
 def test_memory_that_is_a_lingering_socket(scene, lingering, kind, status):
     with stopped(scene.daemon.pid):
@@ -161,15 +161,16 @@ def test_the_daemon_ends_all_the_same(start_daemon, lingering):
 
 
 @host_only
-def test_a_file_whose_server_does_not_answer(scene):
-    """Nobody asks the file anything but to close: its size would be waited for, too."""
+@pytest.mark.parametrize("kind", [wire.MEMFD, wire.VMM])
+def test_a_file_whose_server_does_not_answer(scene, kind):
+    """Nobody asks the file anything but to close: its size would be waited for, too, and its kind."""
     try:
         file = SilentFile()
     except OSError as error:
         pytest.skip(f"no FUSE here: {error}")
     try:
         with stopped(scene.daemon.pid):
-            scene.worker.wire.send(wire.IMPORT_BUFFER, 7, import_body(wire.MEMFD), [file.fileno()])
+            scene.worker.wire.send(wire.IMPORT_BUFFER, 7, import_body(kind), [file.fileno()])
             file.close_ours()
             file.fall_silent()
         with pytest.raises(Refused) as caught:

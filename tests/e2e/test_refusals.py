@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from support.catalogue import INDEX_MXFP8, V41
-from support.client import Step
+from support.client import Buffer, Step
+from support.daemon import Daemon
 from support.device import ON_GPU
+from support.errors import RpcFailure, StepFailure
 from support.refusal import BLOCKS, BUFFER_BYTES, FREE_BLOCK, INDEX, KV, OTHERS_BLOCK, TOKENS, Expect, Scene
 from support.stubs import pb
 from support.traffic import random_rows
@@ -317,3 +319,63 @@ def test_inline_rows_cut_in_a_row(scene):
 def test_inline_load_without_end(scene):
     refusal = scene.refused(lambda: scene.session.load_rows(scene.region(), [], 2**63))
     assert refusal.status == "too_large"
+
+
+# -- buffers of another device
+
+
+PLACES = ["source", "slots", "cast_back"]
+
+
+@pytest.fixture(scope="module")
+def two_devices():
+    """A pool on host:1 alone, and buffers by who has them and where."""
+    daemon = Daemon(devices=("host:0", "host:1"), threads=1)
+    client = daemon.client()
+    pool = client.create_pool("second", TOKENS, BLOCKS, [{"name": "kv", "format": "v41", "num_layers": 1}],
+                              placements=["host:1"])
+    session, other = client.open_session("ours"), client.open_session("other")
+    session.allocate(pool.pool_id, BLOCKS)
+    buffers = {name: who.create_buffer(BUFFER_BYTES, device) for name, who, device in (
+        ("here", session, "host:1"), ("elsewhere", session, "host:0"), ("released", session, "host:0"),
+        ("theirs", other, "host:1"), ("theirs elsewhere", other, "host:0"))}
+    buffers["released"].release()
+    yield session, pb.RegionRef(pool_id=pool.pool_id), buffers
+    daemon.stop()
+
+
+def store_naming(region, buffers, place, name):
+    """Two ops, the first good, the second with the named buffer at one place."""
+    used = {other: buffers[name if place == other else "here"] for other in PLACES}
+    return (Step().store(region, buffers["here"].view(0, 2, V41.row_bytes), [0, 1])
+            .store(region, used["source"].view(0, 2, V41.row_bytes),
+                   used["slots"].array(1 << 16, 2) if place == "slots" else [2, 3],
+                   cast_back=used["cast_back"].view(1 << 17, 2, V41.row_bytes)))
+
+
+@pytest.mark.parametrize("door", ["queue", "call"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_buffer_of_another_device(two_devices, door, place):
+    session, region, buffers = two_devices
+    run = (session.open_queue() if door == "queue" else session).run
+    run(store_naming(region, buffers, None, "here"))
+    with pytest.raises((RpcFailure, StepFailure)) as caught:
+        run(store_naming(region, buffers, place, "elsewhere"))
+    buffer = buffers["elsewhere"].id
+    Expect("wrong_device", place, value=buffer).check(caught.value.refusal, 1)
+    assert f"op 1: {place}: buffer {buffer} is on host:0, the step runs on host:1" in caught.value.refusal.message
+
+
+@pytest.mark.parametrize("door", ["queue", "call"])
+def test_another_sessions_buffer_is_unknown_wherever_it_is(two_devices, door):
+    """The same words, but for the number, as of one that there never was."""
+    session, region, buffers = two_devices
+    run = (session.open_queue() if door == "queue" else session).run
+    told = set()
+    for name in ("never", "released", "theirs", "theirs elsewhere"):
+        step = store_naming(region, {**buffers, "never": Buffer(session, pb.Buffer(buffer_id=424242))}, "source", name)
+        with pytest.raises((RpcFailure, StepFailure)) as caught:
+            run(step)
+        refusal = caught.value.refusal
+        told.add((refusal.status, refusal.array, refusal.message.replace(str(refusal.value), "N")))
+    assert len(told) == 1 and told.pop()[:2] == ("unknown_buffer", "source")

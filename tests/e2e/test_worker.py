@@ -309,6 +309,44 @@ def test_one_step_by_both_doors(session, pool, pool_name, worker, rng):
     assert refusals[0]["value"] == BLOCKS * TOKENS and refusals[0]["op"] == 0
 
 
+@pytest.mark.parametrize("named", ["view", "array"])
+def test_a_step_with_a_buffer_of_another_device(start_daemon, named):
+    """One pool on both devices; each door says where the buffer is and where the step runs."""
+    with kvpool.Client(str(start_daemon(devices=("host:0", "host:1"), threads=1).socket)) as scheduler:
+        pool = scheduler.create_pool("both", 4 * TOKENS, BLOCKS, REGIONS, placements=["host:0", "host:1"])
+        with scheduler.open_session("engine") as session, kvpool.attach(session.ticket("host:1")) as worker:
+            blocks = session.allocate(pool, 1)
+            worker.saw_epoch(session.epoch)
+            made = {"here": worker.create_buffer(4096), "elsewhere": session.create_buffer(4096, "host:0"),
+                    "session's": session.create_buffer(4096, "host:1")}
+            layer = pool.layer("plain")
+
+            def step_of(first, second):
+                step = session.step().place("host:1")
+                step.store(layer, made[first].view(1, 128), slots_of(blocks, TOKENS)[:1])
+                if named == "view":
+                    return step.store(layer, made[second].view(1, 128), slots_of(blocks, TOKENS)[1:2])
+                return step.store(layer, made[first].view(1, 128), made[second].int32(1))
+
+            for first, second in (("here", "session's"), ("session's", "here")):
+                good = step_of(first, second)
+                for run in (good.run, lambda: worker.run(good)):
+                    assert len(run()) == 2
+            step = step_of("here", "elsewhere")
+            for run in (step.run, lambda: worker.run(step)):
+                with pytest.raises(kvpool.Error) as caught:
+                    run()
+                assert caught.value.status == kvpool.Status.WRONG_DEVICE
+                assert caught.value.value == made["elsewhere"].id
+                assert f"buffer {made['elsewhere'].id} is on host:0, the step runs on host:1" in str(caught.value)
+            step.clear()  # and with it what it named
+            worker.run(step)
+            only = step_of("elsewhere", "elsewhere")
+            with pytest.raises(kvpool.Error) as caught:
+                worker.run(only)
+            assert caught.value.status == kvpool.Status.WRONG_DEVICE
+
+
 def test_epochs(session, pool, pool_name, worker):
     """A worker that wasn't told of the lease is refused, once it was told it isn't."""
     blocks = session.allocate(pool, 1)

@@ -11,11 +11,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 tests=$root/tests
-stages=(smoke golden differential hostile large sanitizer daemon faults workers mps replay replay_mps bench)
+stages=(smoke golden differential hostile large sanitizer daemon faults worker_memory workers workers_mps mps replay
+  replay_mps bench)
 optional=(ncu) # only where --only names them
 declare -A limits=(
   [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=240 [faults]=150
-  [workers]=120 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
+  [worker_memory]=120 [workers]=150 [workers_mps]=180 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
 )
 build=
 only=
@@ -184,6 +185,11 @@ need_python() {
   [[ -n $python ]] || skip "no Python with grpcio, protobuf, numpy and pytest: set KVPOOL_PYTHON"
 }
 
+need_mps() {
+  command -v nvidia-cuda-mps-control >/dev/null || skip "there is no nvidia-cuda-mps-control here"
+  [[ -n ${KVPOOL_GPU_MPS:-} ]] || skip "nvidia-cuda-mps-control did not start: $(head -n 1 "$logs/mps-control.log")"
+}
+
 # ---- stages: functions in processes of their own ---------------------------------------------------------------------
 
 stage_smoke() {
@@ -286,16 +292,37 @@ stage_faults() {
   pytest_run faults -- "$here/test_executor_gpu.py"
 }
 
+# Memory of workers' own, by the driver and by torch: what is opened, what is refused, and what becomes of it.
+stage_worker_memory() {
+  need_python
+  pytest_run worker_memory -- "$here/test_worker_memory_gpu.py"
+}
+
+# Workers of torch's on the same GPU; steps a second through rings; one that is killed in a kernel comes last.
 stage_workers() {
+  workers_run workers
+}
+
+stage_workers_mps() {
+  need_mps
+  workers_run workers_mps KVPOOL_TEST_MPS=1
+}
+
+# workers_run NAME ENVIRONMENT...
+workers_run() {
+  local name=$1
+  shift
+  program "$build/tests/bench/bench_workers" "$build/server/supervisor/kvpoold" "$build/server/executor/kvpool-exec" \
+    cuda:0
   need_python
   "$python" -c "import torch" || skip "no torch in $python"
-  pytest_run workers -- "$here/test_worker_gpu.py"
+  pytest_run "$name" "$@" -- -s "$here/test_worker_gpu.py" "$here/test_worker_tensors_gpu.py" \
+    "$here/test_worker_killed.py"
 }
 
 stage_mps() {
   need_python
-  command -v nvidia-cuda-mps-control >/dev/null || skip "there is no nvidia-cuda-mps-control here"
-  [[ -n ${KVPOOL_GPU_MPS:-} ]] || skip "nvidia-cuda-mps-control did not start: $(head -n 1 "$logs/mps-control.log")"
+  need_mps
   program "$build/tests/gpu/contract_golden_cuda"
   pytest_run mps KVPOOL_TEST_MPS=1 -- "$here/test_executor_gpu.py" "$tests/e2e/test_golden.py"
 }
@@ -303,13 +330,14 @@ stage_mps() {
 # Captured graphs whose ops the daemon does: the kernel that waits, by itself; torch's graphs; what it costs.
 stage_replay() {
   program "$build/tests/gpu/contract_replay"
+  program "$build/tests/bench/bench_words"
   program "$build/tests/bench/bench_replay"
   replay_by_daemon replay
 }
 
 stage_replay_mps() {
-  command -v nvidia-cuda-mps-control >/dev/null || skip "there is no nvidia-cuda-mps-control here"
-  [[ -n ${KVPOOL_GPU_MPS:-} ]] || skip "nvidia-cuda-mps-control did not start: $(head -n 1 "$logs/mps-control.log")"
+  need_mps
+  program "$build/tests/bench/bench_words"
   replay_by_daemon replay_mps KVPOOL_TEST_MPS=1
 }
 

@@ -1,5 +1,5 @@
-"""A worker on a GPU: the pool and its buffers as tensors of torch's, tensors of its own as buffers, its streams and the
-executor's ops ordered by timelines; and a worker that has no CUDA of its own."""
+"""A worker on a GPU: the pool and its buffers as tensors of torch's, its streams and the executor's ops ordered by
+timelines; and a worker that has no CUDA of its own. Memory of the worker's own: test_worker_memory_gpu.py."""
 import os
 import subprocess
 import sys
@@ -113,25 +113,6 @@ def test_daemon_made_buffers_as_tensors(pool_name, blocks, worker, rng):
     assert bytes_of(loaded) == reference.cast_back(V41, rows).tobytes()
 
 
-def test_tensors_as_buffers(pool_name, blocks, worker, rng):
-    """By IPC handles: somewhere inside the blocks of torch's allocator."""
-    rows = random_rows(rng, V41, len(blocks) * TOKENS)
-    keep = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")  # so that ours isn't at the block's begin
-    source, out = bf16(rows), torch.zeros(rows.shape, dtype=torch.bfloat16, device="cuda")
-    torch.cuda.synchronize()
-    try:
-        buffers = [worker.import_tensor(tensor) for tensor in (source, out)]
-    except kvpool.Error as error:
-        if error.status == kvpool.Status.UNIMPLEMENTED:
-            pytest.skip(str(error))
-        raise
-    worker.run(store_and_load(worker.step(), worker.map_pool(pool_name).layer("kv"), *buffers, blocks))
-    assert bytes_of(out) == reference.cast_back(V41, rows).tobytes()
-    for buffer in buffers:
-        buffer.release()
-    del keep
-
-
 def test_streams_and_steps(pool_name, blocks, worker, rng):
     """Each replay: a stream writes rows and signals; the executor stores and loads them and signals; the stream waits and
     copies what was loaded. The CPU waits once, at the end."""
@@ -178,16 +159,6 @@ print(worker.run(step)[0].rows_stored, mapped.region("kv").base is not None, buf
 worker.detach()
 """
 
-EXPANDABLE = """
-import sys, torch, kvpool
-worker = kvpool.attach(sys.stdin.read())
-try:
-    worker.import_tensor(torch.zeros(1 << 22, dtype=torch.uint8, device="cuda"))
-    print("OK")
-except kvpool.Error as error:
-    print(error.status.name, error)
-"""
-
 WRITES = """
 import sys, torch, kvpool
 worker = kvpool.attach(sys.stdin.read())
@@ -207,14 +178,6 @@ def test_a_worker_without_cuda_of_its_own(session, pool, pool_name, blocks):
     slots = ",".join(str(slot) for slot in slots_of(blocks[:1], TOKENS))
     done = run_child(WITHOUT_TORCH, session, pool_name, slots)
     assert done.stdout == "64 True 2\n", done.stderr
-
-
-def test_expandable_segments(session, blocks):
-    """Shared where torch makes them with handles; else it is said what to do instead."""
-    done = run_child(EXPANDABLE, session, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    status, *words = done.stdout.split() or [done.stderr]
-    print(done.stdout)
-    assert status == "OK" or (status == "UNIMPLEMENTED" and words), done.stdout + done.stderr
 
 
 @pytest.mark.skipif(UNDER_MPS, reason="under MPS a fault is everybody's")

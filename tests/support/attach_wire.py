@@ -244,9 +244,10 @@ class Attachment:
         buffer, *chunks, _ = self.ask(MAP_BUFFER, BufferBody(buffer_id, 0, 0))
         return buffer.body, collect_chunks(chunks, 1)[0]
 
-    def import_buffer(self, fd, allocation_bytes, offset=0, count=None, kind=MEMFD):
+    def import_buffer(self, fd, allocation_bytes, offset=0, count=None, kind=MEMFD, handle=bytes(64)):
         count = allocation_bytes - offset if count is None else count
-        buffer, _ = self.ask(IMPORT_BUFFER, Import(kind, 0, allocation_bytes, offset, count), [fd] if fd >= 0 else [])
+        body = Import(kind, 0, allocation_bytes, offset, count, (ctypes.c_uint8 * 64)(*handle))
+        buffer, _ = self.ask(IMPORT_BUFFER, body, [fd] if fd >= 0 else [])
         return buffer.body
 
     def release_buffer(self, buffer_id):

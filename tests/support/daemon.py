@@ -33,12 +33,20 @@ def kvpoold_path():
 
 
 def executor_path():
+    """$KVPOOL_TEST_EXEC: another one, as in tests/unit/."""
+    if "KVPOOL_TEST_EXEC" in os.environ:
+        return Path(os.environ["KVPOOL_TEST_EXEC"])
     return build_dir() / "server" / "executor" / "kvpool-exec"
 
 
 def fake_executor_path():
     """Says that it is a GPU, where its device's name is cuda:*; see tests/unit/fake_executor.c."""
     return build_dir() / "tests" / "unit" / "fake_executor"
+
+
+def fake_cuda_executor_path():
+    """A kvpool-exec on a CUDA in host memory (tests/unit/fake_cuda.c); builds without CUDA have none."""
+    return build_dir() / "tests" / "unit" / "kvpool-exec-fake-cuda"
 
 
 class Daemon:

@@ -1,5 +1,6 @@
 /* A CUDA runtime, driver and kernels in host memory: behind it, the CUDA backend runs where there is no GPU. Here: the
- * device, its streams and their errors; memory is in fake_cuda_memory.c, kernels are in fake_cuda_kernels.c.
+ * device, its streams and their errors; memory is in fake_cuda_memory.c, the driver in fake_cuda_driver.c and
+ * fake_cuda_ipc.c, kernels are in fake_cuda_kernels.c.
  *
  * Streams are worked off by one thread, each in order, turn by turn, so that a launch returns before it has been done.
  * Environment: FAKE_CUDA_FAULT=N makes the Nth kernel lose the context, FAKE_CUDA_BYTES is the size of the device,

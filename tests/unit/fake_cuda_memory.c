@@ -1,4 +1,4 @@
-/* Memory of the CUDA in host memory: allocations, copies, and the driver's chunks.
+/* Memory of the CUDA in host memory: allocations and copies.
  *
  * Device memory and the device's side of host memory are ranges that this file knows; whatever a kernel or a copy is
  * given must lie in one of the right kind, or the process aborts. The device's side of host memory is another mapping
@@ -16,7 +16,7 @@
 
 #include "tests/unit/fake_cuda_parts.h"
 
-enum { ranges_max = 4096, handles_max = 4096, granularity = 4 << 10 };
+enum { ranges_max = 4096 };
 
 struct range {
   enum range_kind kind;
@@ -28,10 +28,8 @@ struct range {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range ranges[ranges_max];
 static uint64_t used_bytes;
-static int handle_fds[handles_max];
-static uint64_t handle_bytes[handles_max];
 
-static void range_add(enum range_kind kind, void *begin, uint64_t bytes, void *host) {
+void fake_range_add(enum range_kind kind, void *begin, uint64_t bytes, void *host) {
   (void)pthread_mutex_lock(&lock);
   size_t i = 0;
   while (i < ranges_max && ranges[i].kind != RANGE_FREE) {
@@ -53,6 +51,24 @@ static struct range range_remove(const void *begin) {
   ranges[i].kind = RANGE_FREE;
   (void)pthread_mutex_unlock(&lock);
   return range;
+}
+
+uint64_t fake_range_remove(const void *begin) {
+  return range_remove(begin).bytes;
+}
+
+bool fake_use_bytes(uint64_t bytes) {
+  (void)pthread_mutex_lock(&lock);
+  const bool fits = used_bytes + bytes <= fake_total_bytes();
+  used_bytes += fits ? bytes : 0;
+  (void)pthread_mutex_unlock(&lock);
+  return fits;
+}
+
+void fake_unuse_bytes(uint64_t bytes) {
+  (void)pthread_mutex_lock(&lock);
+  used_bytes -= bytes < used_bytes ? bytes : used_bytes;
+  (void)pthread_mutex_unlock(&lock);
 }
 
 /* Neighbouring chunks are one range for whoever uses them. */
@@ -101,7 +117,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
   *out = aligned_alloc(256, (bytes + 255) / 256 * 256);
   fake_check(*out != NULL, "no memory");
   memset(*out, 0xCD, bytes);
-  range_add(RANGE_DEVICE, *out, bytes, NULL);
+  fake_range_add(RANGE_DEVICE, *out, bytes, NULL);
   return cudaSuccess;
 }
 
@@ -126,7 +142,7 @@ static cudaError_t host_map(void *host, size_t bytes) {
   if (mapped == MAP_FAILED) {
     return cudaErrorInvalidValue;
   }
-  range_add(RANGE_MAPPED, mapped, bytes, host);
+  fake_range_add(RANGE_MAPPED, mapped, bytes, host);
   return cudaSuccess;
 }
 
@@ -135,7 +151,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int flags) {
   fake_check((flags & cudaHostAllocMapped) != 0, "host memory that is not mapped");
   void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   fake_check(memory != MAP_FAILED, "no memory");
-  range_add(RANGE_PINNED, memory, bytes, NULL);
+  fake_range_add(RANGE_PINNED, memory, bytes, NULL);
   *out = memory;
   return host_map(memory, bytes);
 }
@@ -283,171 +299,4 @@ cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, s
   RETURN_INJECTED("cudaMemset2DAsync");
   const struct copy copy = {.to = to, .to_pitch = pitch, .row_bytes = width, .row_count = height, .fill = value};
   return copy_enqueue(&copy, cudaMemcpyHostToDevice, stream);
-}
-
-/* ---- driver ---- */
-
-static void *pointer_of(CUdeviceptr address) {
-  void *pointer = NULL;
-  memcpy(&pointer, &address, sizeof pointer);
-  return pointer;
-}
-
-static CUresult fake_reserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr address,
-                             unsigned long long flags) {
-  (void)alignment;
-  (void)address;
-  (void)flags;
-  fake_check(bytes % granularity == 0, "a range that is no whole number of pieces");
-  void *map = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  fake_check(map != MAP_FAILED, "no addresses");
-  *out = (CUdeviceptr)(uintptr_t)map;
-  return CUDA_SUCCESS;
-}
-
-static CUresult fake_address_free(CUdeviceptr address, size_t bytes) {
-  return munmap(pointer_of(address), bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* The handle is an index + 1. */
-static CUresult handle_add(CUmemGenericAllocationHandle *out, int fd, uint64_t bytes) {
-  (void)pthread_mutex_lock(&lock);
-  size_t i = 0;
-  while (i < handles_max && handle_bytes[i] != 0) {
-    i++;
-  }
-  fake_check(i < handles_max && fd >= 0, "no handle");
-  handle_fds[i] = fd;
-  handle_bytes[i] = bytes;
-  (void)pthread_mutex_unlock(&lock);
-  *out = i + 1;
-  return CUDA_SUCCESS;
-}
-
-static CUresult fake_create(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *properties,
-                            unsigned long long flags) {
-  (void)flags;
-  const cudaError_t code = fake_injected("cuMemCreate");
-  if (code != cudaSuccess) {
-    return (CUresult)code;
-  }
-  fake_check(bytes > 0 && bytes % granularity == 0, "a chunk that is no whole number of pieces");
-  fake_check(properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-             "a chunk nobody can hand over");
-  (void)pthread_mutex_lock(&lock);
-  const bool fits = used_bytes + bytes <= fake_total_bytes();
-  used_bytes += fits ? bytes : 0;
-  (void)pthread_mutex_unlock(&lock);
-  if (!fits) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
-  fake_check(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0, "no memory");
-  return handle_add(out, fd, bytes);
-}
-
-static CUresult fake_release(CUmemGenericAllocationHandle handle) {
-  fake_check(close(handle_fds[handle - 1]) == 0, "released twice");
-  (void)pthread_mutex_lock(&lock);
-  handle_bytes[handle - 1] = 0;
-  (void)pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
-}
-
-static CUresult fake_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                         unsigned long long flags) {
-  (void)offset;
-  (void)flags;
-  if (handle_bytes[handle - 1] != bytes) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  void *map = mmap(pointer_of(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, handle_fds[handle - 1], 0);
-  fake_check(map != MAP_FAILED, "not mapped");
-  range_add(RANGE_DEVICE, pointer_of(address), bytes, NULL);
-  return CUDA_SUCCESS;
-}
-
-static CUresult fake_set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count) {
-  fake_check(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "another access");
-  return mprotect(pointer_of(address), bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* Whole mappings, one or several. */
-static CUresult fake_unmap(CUdeviceptr address, size_t bytes) {
-  for (size_t done = 0; done < bytes;) {
-    done += range_remove(pointer_of(address + done)).bytes;
-  }
-  void *map =
-      mmap(pointer_of(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-  fake_check(map != MAP_FAILED, "not unmapped");
-  (void)pthread_mutex_lock(&lock);
-  used_bytes -= bytes < used_bytes ? bytes : used_bytes; /* as if nobody else held it */
-  (void)pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
-}
-
-static CUresult fake_export(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                            unsigned long long flags) {
-  (void)flags;
-  fake_check(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, "another kind of handle");
-  const int fd = fcntl(handle_fds[handle - 1], F_DUPFD_CLOEXEC, 0);
-  memcpy(out, &fd, sizeof fd);
-  return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
-}
-
-static CUresult fake_import(CUmemGenericAllocationHandle *out, void *descriptor, CUmemAllocationHandleType type) {
-  fake_check(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, "another kind of handle");
-  struct stat stat;
-  const int fd = fcntl((int)(uintptr_t)descriptor, F_DUPFD_CLOEXEC, 0);
-  if (fd < 0 || fstat(fd, &stat) != 0 || stat.st_size <= 0) {
-    (void)close(fd);
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return handle_add(out, fd, ((uint64_t)stat.st_size + granularity - 1) / granularity * granularity);
-}
-
-static CUresult fake_granularity(size_t *out, const CUmemAllocationProp *properties,
-                                 CUmemAllocationGranularity_flags option) {
-  (void)properties;
-  (void)option;
-  *out = granularity;
-  return CUDA_SUCCESS;
-}
-
-static CUresult fake_attribute(int *out, CUdevice_attribute attribute, CUdevice device) {
-  (void)attribute;
-  (void)device;
-  *out = 1;
-  return CUDA_SUCCESS;
-}
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned int version,
-                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *result) {
-  (void)version;
-  (void)flags;
-  const struct {
-    const char *symbol;
-    void (*function)(void);
-  } functions[] = {
-      {"cuMemAddressReserve", (void (*)(void))fake_reserve},
-      {"cuMemAddressFree", (void (*)(void))fake_address_free},
-      {"cuMemCreate", (void (*)(void))fake_create},
-      {"cuMemRelease", (void (*)(void))fake_release},
-      {"cuMemMap", (void (*)(void))fake_map},
-      {"cuMemUnmap", (void (*)(void))fake_unmap},
-      {"cuMemSetAccess", (void (*)(void))fake_set_access},
-      {"cuMemExportToShareableHandle", (void (*)(void))fake_export},
-      {"cuMemImportFromShareableHandle", (void (*)(void))fake_import},
-      {"cuMemGetAllocationGranularity", (void (*)(void))fake_granularity},
-      {"cuDeviceGetAttribute", (void (*)(void))fake_attribute},
-  };
-  *out = NULL;
-  *result = cudaDriverEntryPointSymbolNotFound;
-  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-    if (strcmp(functions[i].symbol, symbol) == 0) {
-      memcpy(out, &functions[i].function, sizeof *out);
-      *result = cudaDriverEntryPointSuccess;
-    }
-  }
-  return cudaSuccess;
 }

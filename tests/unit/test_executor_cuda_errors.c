@@ -35,7 +35,7 @@ static void test_error_classes(void **state) {
   assert_int_equal(kvp_cuda_error_classify(600), KVP_CUDA_DONE);
   assert_int_equal(kvp_cuda_error_classify(2), KVP_CUDA_REFUSED);
   for (int code = 0; code < 1000; code++) {
-    assert_int_equal(kvp_cuda_error_is_passing(code), code == 46 || (code >= 805 && code <= 810));
+    assert_int_equal(kvp_cuda_error_is_passing(code), code == 46 || code == 802 || (code >= 805 && code <= 810));
   }
 }
 
@@ -68,6 +68,12 @@ static void test_refused_devices(void **state) {
   assert_refused("cuda:0", "cudaGetDeviceCount:803", KVP_VERSION_MISMATCH, "don't fit each other");
   assert_refused("cuda:0", "cudaGetDeviceCount:804", KVP_VERSION_MISMATCH, "don't fit each other");
   assert_refused("cuda:0", "cudaGetDeviceCount:100", KVP_INVALID_ARGUMENT, "sees no GPU");
+  assert_refused("cuda:0", "cudaGetDeviceCount:3", KVP_UNIMPLEMENTED, "needs of this host");
+  assert_refused("cuda:0", "cudaFree:304", KVP_UNIMPLEMENTED, "cudaFree: ");
+  assert_refused("cuda:0", "cudaSetDevice:304", KVP_UNIMPLEMENTED, "needs of this host");
+  assert_refused("cuda:0", "cudaFree:800", KVP_PERMISSION_DENIED, "may not use the GPU");
+  assert_refused("cuda:0", "cudaGetDeviceCount:802", KVP_BUSY, "nvidia-fabricmanager");
+  assert_refused("cuda:0", "cudaFree:802", KVP_BUSY, "nvidia-fabricmanager");
   assert_refused("cuda:0", "kvp_cuda_kernels_load:209", KVP_UNIMPLEMENTED, "no code for Fake GPU, sm_90");
   assert_refused("cuda:0", "cudaHostAlloc:2", KVP_OUT_OF_MEMORY, "1073741824 of 1073741824 bytes are free");
   assert_refused("cuda:0", "cudaStreamCreateWithFlags:2", KVP_OUT_OF_MEMORY,

@@ -240,7 +240,7 @@ static void test_import_in_pieces(void **state) {
       .memory_id = 9, .memory_bytes = (chunk_count - 1) * chunk + last, .chunk_count = chunk_count};
   for (int i = 0; i < chunk_count; i++) {
     const uint64_t bytes = i + 1 < chunk_count ? chunk : last;
-    fds[i] = kvp_memory_fd_create("piece", bytes, &error);
+    fds[i] = kvp_memory_fd_create("fake-cuda:0", bytes, &error); /* what the CUDA in host memory takes for its own */
     const uint8_t mark = (uint8_t)i;
     assert_int_equal(pwrite(fds[i], &mark, 1, 0), 1);
     chunks.chunk_bytes[i % kvp_control_fds_max] = bytes;

@@ -322,7 +322,9 @@ static void test_refused(void **state) {
   struct watch watch;
   watch_start(&watch, "refuses");
   watch_until(&watch, 'W', 1);
-  assert_string_equal(kvp_executor_link_refusal(watch.link), "there is no GPU 7");
+  enum kvp_status status = KVP_OK;
+  assert_string_equal(kvp_executor_link_refusal(watch.link, &status), "there is no GPU 7");
+  assert_int_equal(status, KVP_WRONG_DEVICE);
   assert_string_equal(kvp_executor_link_waiting(watch.link), "there is no GPU 7");
   assert_int_equal(kvp_executor_link_refused(watch.link), KVP_WRONG_DEVICE);
   assert_int_equal(kvp_executor_link_restarts(watch.link), 0); /* nobody died */
@@ -555,6 +557,7 @@ static void test_memory_of_a_worker(void **state) {
     kvp_memory_restore(memory, on_memory, &watch);
     watch_until(&watch, 'm', 2);
     assert_int_equal(watch.memory_result.status, KVP_OK);
+    assert_null(kvp_memory_failure(memory));
     assert_int_equal(open_fd_count(), without + (int)with_fd);
     kvp_memory_restore(memory, on_memory, &watch);
     kvp_memory_destroy(memory); /* under way: the answer is waited for */
@@ -562,6 +565,35 @@ static void test_memory_of_a_worker(void **state) {
     request(&watch, KVP_CONTROL_BUFFER_ATTACH);
     watch_until(&watch, 'r', 1);
     assert_int_equal(watch_count(&watch, 'm'), 2);
+    assert_int_equal(fds.used, 0);
+    assert_int_equal(open_fd_count(), without);
+    watch_end(&watch);
+  }
+}
+
+/* A worker's memory that an executor lets go of, and one that dies before it could. */
+static void test_memory_closed(void **state) {
+  (void)state;
+  static const char *const executors[] = {"good", "mute"};
+  for (size_t i = 0; i < sizeof executors / sizeof executors[0]; i++) {
+    struct watch watch;
+    struct kvp_memory *memory = NULL;
+    struct kvp_fd_budget fds = {.limit = kvp_memory_open_fds, .used = kvp_memory_open_fds};
+    const struct kvp_control_open open = {.allocation_bytes = 8192, .bytes = 100};
+    watch_start(&watch, executors[i]);
+    watch_until(&watch, 'R', 1);
+    int without = open_fd_count();
+    kvp_memory_open(watch.link, &fds, 7, &open, kvp_memory_fd_create("test", 8192, NULL), on_memory, &watch, &memory);
+    watch.inside = true;
+    kvp_memory_close(memory, on_result, &watch);
+    watch.inside = false;
+    if (i == 1) {
+      assert_int_equal(kill(kvp_executor_link_pid(watch.link), SIGKILL), 0);
+    }
+    watch_until(&watch, 'r', 1);
+    assert_int_equal(watch_count(&watch, 'm'), 1); /* in the order in which they were asked for */
+    assert_int_equal(fds.used, kvp_memory_open_fds);
+    kvp_memory_destroy(memory);
     assert_int_equal(fds.used, 0);
     assert_int_equal(open_fd_count(), without);
     watch_end(&watch);
@@ -677,6 +709,7 @@ int main(void) {
       cmocka_unit_test(test_full_lane),
       cmocka_unit_test(test_memory_outlives_executors),
       cmocka_unit_test(test_memory_of_a_worker),
+      cmocka_unit_test(test_memory_closed),
       cmocka_unit_test(test_memory_destroyed_while_made),
       cmocka_unit_test(test_memory_of_a_dying_executor),
       cmocka_unit_test(test_chunks_of_a_driver),

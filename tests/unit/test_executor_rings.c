@@ -1,4 +1,4 @@
-/* Workers' rings on the real executor: steps, timelines, ends, memory that workers bring. */
+/* Workers' rings on the real executor: steps, timelines, ends. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,7 +10,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/attach_wire.h"
 #include "tests/unit/exec_ring.h"
 #include "tests/unit/executor_world.h"
 
@@ -554,116 +553,14 @@ static void test_nothing_leaks(void **state) {
   world_deinit(&world);
 }
 
-/* ---- memory that workers bring ---- */
-
-static struct kvp_error memory_open(struct world *world, const struct kvp_control_open *request, int fd) {
-  return exec_harness_request(&world->link, KVP_CONTROL_MEMORY_OPEN, request, sizeof *request, &fd, fd >= 0 ? 1 : 0);
-}
-
-static void test_opened_memory(void **state) {
-  (void)state;
-  enum { bytes = 1 << 20, offset = 8192 + 48, memory_id = 70, buffer_id = 170 };
-  struct world world;
-  struct kvp_error error;
-  world_init(&world);
-  int fd = kvp_memory_fd_create("a worker's", bytes, &error);
-  uint8_t *map = exec_harness_map(fd, bytes);
-  struct kvp_control_open request = {.memory_id = memory_id,
-                                     .kind = KVP_IMPORT_MEMFD,
-                                     .allocation_bytes = bytes,
-                                     .offset_bytes = offset,
-                                     .bytes = bytes - offset - 100};
-  if ((world.link.ready.flags & KVP_READY_DEVICE_FDS) != 0) {
-    assert_int_equal(memory_open(&world, &request, fd).status, KVP_UNIMPLEMENTED);
-    goto out;
-  }
-  world_assert_ok(memory_open(&world, &request, fd));
-  assert_int_equal(memory_open(&world, &request, fd).status, KVP_ALREADY_EXISTS);
-  assert_int_equal(exec_harness_buffer_attach(&world.link, buffer_id, memory_id, request.bytes + 1, session).status,
-                   KVP_OUT_OF_RANGE);
-  world_assert_ok(exec_harness_buffer_attach(&world.link, buffer_id, memory_id, request.bytes, session));
-  struct step_encoder encoder;
-  step_encoder_init(&encoder, 1, session, step_epoch);
-  struct kvp_wire_op *fill = step_encoder_op(&encoder, KVP_OP_BUFFER_FILL);
-  fill->source = step_view(buffer_id, 0, 1, (uint32_t)request.bytes, request.bytes);
-  fill->argument = 0x77;
-  assert_int_equal(world_run_one(&world, &encoder).bytes_written, request.bytes);
-  assert_int_equal(map[offset - 1], 0);
-  assert_int_equal(map[offset], 0x77);
-  assert_int_equal(map[offset + request.bytes - 1], 0x77);
-  assert_int_equal(map[offset + request.bytes], 0);
-  const struct kvp_control_buffer detach = {.buffer_id = buffer_id};
-  world_assert_ok(exec_harness_request(&world.link, KVP_CONTROL_BUFFER_DETACH, &detach, sizeof detach, NULL, 0));
-  const struct kvp_control_memory destroy = {.memory_id = memory_id};
-  world_assert_ok(exec_harness_request(&world.link, KVP_CONTROL_MEMORY_DESTROY, &destroy, sizeof destroy, NULL, 0));
-
-out:
-  (void)munmap(map, bytes);
-  (void)close(fd);
-  world_deinit(&world);
-}
-
-static void test_opened_memory_refusals(void **state) {
-  (void)state;
-  enum { bytes = 65536 };
-  struct world world;
-  struct kvp_error error;
-  world_init(&world);
-  int fd = kvp_memory_fd_create("a worker's", bytes, &error);
-  int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  assert_int_equal(ftruncate(unsealed, bytes), 0);
-  const struct {
-    uint64_t kind;
-    uint64_t allocation_bytes, offset_bytes, bytes;
-    int fd;
-    enum kvp_status host, cuda;
-  } cases[] = {
-      {KVP_IMPORT_MEMFD, bytes, 0, bytes + 1, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
-      {KVP_IMPORT_MEMFD, bytes, bytes, 1, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
-      {KVP_IMPORT_MEMFD, bytes, UINT64_MAX - 15, 32, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
-      {KVP_IMPORT_MEMFD, bytes, 16, UINT64_MAX - 15, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
-      {KVP_IMPORT_MEMFD, bytes, 0, 0, fd, KVP_OUT_OF_RANGE, KVP_OUT_OF_RANGE},
-      {KVP_IMPORT_MEMFD, 0, 0, 0, fd, KVP_TOO_LARGE, KVP_TOO_LARGE},
-      {KVP_IMPORT_MEMFD, bytes, 8, 64, fd, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
-      {KVP_IMPORT_MEMFD, 2 * (uint64_t)bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
-      {KVP_IMPORT_MEMFD, bytes, 0, bytes, unsealed, KVP_INVALID_ARGUMENT, KVP_UNIMPLEMENTED},
-      {KVP_IMPORT_MEMFD, bytes, 0, bytes, -1, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
-      {KVP_IMPORT_IPC_HANDLE, bytes, 0, bytes, fd, KVP_INVALID_ARGUMENT, KVP_INVALID_ARGUMENT},
-      {KVP_IMPORT_IPC_HANDLE, bytes, 0, bytes, -1, KVP_UNIMPLEMENTED, KVP_UNIMPLEMENTED},
-      {KVP_IMPORT_VMM, bytes, 0, bytes, fd, KVP_UNIMPLEMENTED, KVP_UNIMPLEMENTED},
-      {77, bytes, 0, bytes, fd, KVP_UNIMPLEMENTED, KVP_UNIMPLEMENTED},
-  };
-  const bool is_host = (world.link.ready.flags & KVP_READY_DEVICE_FDS) == 0;
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    const struct kvp_control_open request = {.memory_id = 70 + i,
-                                             .kind = (uint32_t)cases[i].kind,
-                                             .allocation_bytes = cases[i].allocation_bytes,
-                                             .offset_bytes = cases[i].offset_bytes,
-                                             .bytes = cases[i].bytes};
-    error = memory_open(&world, &request, cases[i].fd);
-    assert_int_equal(error.status, is_host ? cases[i].host : cases[i].cuda);
-    assert_true(error.text[0] != '\0');
-  }
-  (void)close(unsealed);
-  (void)close(fd);
-  world_deinit(&world);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_store_and_load),
-      cmocka_unit_test(test_two_sessions),
-      cmocka_unit_test(test_waits_in_vain),
-      cmocka_unit_test(test_detach_with_waiting_steps),
-      cmocka_unit_test(test_end_with_rings),
-      cmocka_unit_test(test_corrupt_ring),
-      cmocka_unit_test(test_hostile_writer),
-      cmocka_unit_test(test_deferred_detach),
-      cmocka_unit_test(test_drain),
-      cmocka_unit_test(test_drains_end_with_their_rings),
+      cmocka_unit_test(test_store_and_load), cmocka_unit_test(test_two_sessions),
+      cmocka_unit_test(test_waits_in_vain),  cmocka_unit_test(test_detach_with_waiting_steps),
+      cmocka_unit_test(test_end_with_rings), cmocka_unit_test(test_corrupt_ring),
+      cmocka_unit_test(test_hostile_writer), cmocka_unit_test(test_deferred_detach),
+      cmocka_unit_test(test_drain),          cmocka_unit_test(test_drains_end_with_their_rings),
       cmocka_unit_test(test_nothing_leaks),
-      cmocka_unit_test(test_opened_memory),
-      cmocka_unit_test(test_opened_memory_refusals),
   };
   (void)alarm(watchdog_seconds);
   return cmocka_run_group_tests(tests, NULL, NULL);

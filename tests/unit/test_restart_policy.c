@@ -94,8 +94,8 @@ static void test_a_wait_keeps_its_begin_and_takes_the_latest_text(void **state) 
 
 static void test_reasons_that_stay(void **state) {
   (void)state;
-  static const enum kvp_status final[] = {KVP_INVALID_ARGUMENT, KVP_WRONG_DEVICE, KVP_TOO_LARGE, KVP_UNIMPLEMENTED,
-                                          KVP_VERSION_MISMATCH};
+  static const enum kvp_status final[] = {KVP_INVALID_ARGUMENT, KVP_WRONG_DEVICE,     KVP_TOO_LARGE,
+                                          KVP_UNIMPLEMENTED,    KVP_VERSION_MISMATCH, KVP_PERMISSION_DENIED};
   static const enum kvp_status passing[] = {KVP_OK, KVP_BUSY, KVP_DEVICE_LOST, KVP_OUT_OF_MEMORY, KVP_INTERNAL};
   for (size_t i = 0; i < sizeof final / sizeof final[0]; i++) {
     assert_true(kvp_restart_policy_is_final(final[i]));

@@ -18,6 +18,7 @@ static struct kvp_daemon supervisor;
 static struct kvp_device *device;
 static struct kvp_pool pool;
 static struct kvp_session session;
+static struct kvp_buffer buffer; /* of the session */
 
 /* ---- what step.c talks to ---------------------------------------------------------------------------------------
  */
@@ -80,6 +81,12 @@ void kvp_session_torn_add(struct kvp_session *owner, const struct kvp_torn_block
   torn_told += torn_count;
 }
 
+struct kvp_buffer *kvp_buffer_find(struct kvp_session *owner, uint64_t buffer_id, struct kvp_error *error) {
+  assert_ptr_equal(owner, &session);
+  assert_null(error);
+  return buffer_id == buffer.id ? &buffer : NULL;
+}
+
 struct kvp_pool *kvp_pool_find(struct kvp_daemon *owner, uint64_t pool_id, struct kvp_error *error) {
   (void)owner;
   (void)error;
@@ -89,6 +96,7 @@ struct kvp_pool *kvp_pool_find(struct kvp_daemon *owner, uint64_t pool_id, struc
 /* ---- what steps tell --------------------------------------------------------------------------------------------
  */
 
+static char told_text[kvp_error_text_bytes_max]; /* of the latest error */
 static char events[512]; /* "a1 d1 f2:busy ": accepted, done, failed with its status, of which tag */
 static int32_t torn_blocks[64];
 static uint32_t torn_count;
@@ -114,6 +122,7 @@ static void on_finished(void *context, uint64_t tag, const struct kvp_step_resul
     note("d%d ", (int)tag);
     return;
   }
+  (void)snprintf(told_text, sizeof told_text, "%s", result->error->text);
   note("%c%d:%s ", result->refused ? 'r' : 'f', (int)tag, kvp_status_name((enum kvp_status)result->error->status));
   torn_count = result->torn_count > 0 ? result->torn[0].count : 0;
   for (uint32_t i = 0; i < torn_count; i++) {
@@ -130,6 +139,8 @@ static int setup(void **state) {
   memset(&session, 0, sizeof session);
   memset(&pool, 0, sizeof pool);
   memset(&link_fake, 0, sizeof link_fake);
+  memset(&buffer, 0, sizeof buffer);
+  told_text[0] = '\0';
   told_retired = settled = torn_told = torn_count = 0;
   events[0] = '\0';
   config.steps_in_flight_max = 4;
@@ -284,6 +295,31 @@ static void test_what_executors_say(void **state) {
   assert_string_equal(events, "r1:not_owner f2:internal f3:internal f4:internal ");
   assert_int_equal(session.steps_refused, 1);
   assert_int_equal(session.steps_done, 0);
+}
+
+/* What an executor doesn't have the session may have elsewhere: buffer 9 is on device 0, the steps run on device 1. */
+static void test_buffers_elsewhere(void **state) {
+  (void)state;
+  struct kvp_error error;
+  buffer.id = 9;
+  buffer.device = &supervisor.devices[0];
+  memcpy(supervisor.devices[0].name, "host:0", 7);
+  uint32_t queue = kvp_step_queue_open(device, true, NULL);
+  for (uint64_t i = 1; i <= 4; i++) {
+    assert_int_equal(submit(queue, i), KVP_OK);
+  }
+  (void)kvp_error_set_at(&error, KVP_UNKNOWN_BUFFER, 2, "source", -1, 9, "op 2 store: source: no such buffer");
+  complete(KVP_COMPLETION_REFUSED, 0, &error, sizeof error);
+  assert_string_equal(told_text, "op 2: source: buffer 9 is on host:0, the step runs on host:1");
+  complete(KVP_COMPLETION_FAILED, 1, &error, sizeof error); /* nothing is known of what runs */
+  assert_string_equal(told_text, error.text);
+  error.value = 8; /* another session's, or nobody's */
+  complete(KVP_COMPLETION_REFUSED, 2, &error, sizeof error);
+  assert_string_equal(told_text, error.text);
+  error.value = 9;
+  buffer.device = device; /* here, and lost with an executor */
+  complete(KVP_COMPLETION_REFUSED, 3, &error, sizeof error);
+  assert_string_equal(events, "r1:wrong_device f2:unknown_buffer r3:unknown_buffer r4:unknown_buffer ");
 }
 
 static void test_lost(void **state) {
@@ -642,6 +678,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_fence_over_devices, setup, teardown),
       cmocka_unit_test_setup_teardown(test_limits, setup, teardown),
       cmocka_unit_test_setup_teardown(test_what_executors_say, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_buffers_elsewhere, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lost, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lost_by_kind, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lost_assemble_without_slots, setup, teardown),

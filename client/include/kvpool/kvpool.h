@@ -187,6 +187,13 @@ typedef struct kvpool_format_info {
   char note[256];
 } kvpool_format_info;
 
+/* This process as the daemon sees it: what it goes by for rights. */
+typedef struct kvpool_caller_info {
+  uint32_t uid;     /* of a user that the daemon's user namespace doesn't have: the overflow uid, as a rule 65534 */
+  uint32_t pid;     /* 0: the daemon's pid namespace doesn't have this process */
+  bool is_operator; /* root, or the daemon's own user */
+} kvpool_caller_info;
+
 /* A snapshot of what the daemon says of itself. */
 typedef struct kvpool_server_info kvpool_server_info;
 
@@ -198,6 +205,8 @@ KVPOOL_API uint64_t kvpool_server_info_pid(const kvpool_server_info *info);
 KVPOOL_API uint64_t kvpool_server_info_started_unix_ns(const kvpool_server_info *info);
 /* Where workers on the daemon's host attach (kvpool_attach). "": this daemon takes none. */
 KVPOOL_API const char *kvpool_server_info_attach_socket(const kvpool_server_info *info);
+/* False: an older daemon doesn't say. */
+KVPOOL_API bool kvpool_server_info_caller(const kvpool_server_info *info, kvpool_caller_info *out);
 KVPOOL_API size_t kvpool_server_info_device_count(const kvpool_server_info *info);
 KVPOOL_API const kvpool_device_info *kvpool_server_info_device(const kvpool_server_info *info, size_t index);
 KVPOOL_API size_t kvpool_server_info_format_count(const kvpool_server_info *info);
@@ -262,7 +271,7 @@ KVPOOL_API kvpool_status kvpool_pool_refresh(kvpool_pool *pool, kvpool_error *er
 /* Forgets the handle; the pool itself stays. */
 KVPOOL_API void kvpool_pool_destroy(kvpool_pool *pool);
 /* Deletes the pool in the daemon; an operator's right. force: also while blocks are leased. KVPOOL_IN_USE otherwise.
- */
+ * Its memory is free when this returns; KVPOOL_DEADLINE_EXCEEDED: not yet, as steps of workers' rings still use it. */
 KVPOOL_API kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpool_error *error);
 
 KVPOOL_API uint64_t kvpool_pool_id(const kvpool_pool *pool);
@@ -551,7 +560,11 @@ typedef struct kvpool_assemble_compressed {
   /* An assemble before this one, of the same layer, segments and rows, wrote them: they are not written again.
    * Refused (KVPOOL_INVALID_ARGUMENT) where the daemon doesn't remember that, where a step that it accepted since may
    * have written these rows or their blocks, or one of another queue that had not finished by then, and where the step
-   * that assembles them is another queue's and has not finished. Assemble them again then. */
+   * that assembles them is another queue's and has not finished. Assemble them again then.
+   *
+   * Arrays that are buffers are not read at acceptance, so the worst is assumed of them: a store whose slots lie in one
+   * may have written every block of its layer, and after an assemble whose segments here lie in one nothing is kept.
+   * Who stores to the compressed cache between the layers that share it sends those slots with the step. */
   bool keep_compressed;
 } kvpool_assemble_compressed;
 

@@ -180,7 +180,8 @@ typedef struct kvpool_post_options {
 
 /* Asynchronous; steps run in the order in which they were posted. options NULL: the defaults. The step may be changed at
  * once. KVPOOL_BUSY: the ring is full, or 1024 steps are not done. KVPOOL_DEVICE_LOST: until a successor serves.
- * KVPOOL_TOO_LARGE: more than 4 MiB, use buffer arrays. KVPOOL_WRONG_DEVICE: kvpool_step_set_placement named another. */
+ * KVPOOL_TOO_LARGE: more than 4 MiB, use buffer arrays. KVPOOL_WRONG_DEVICE: kvpool_step_set_placement named another,
+ * or a buffer is on another. */
 KVPOOL_API kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
                                                 const kvpool_post_options *options, uint64_t *step_id,
                                                 kvpool_error *error);
@@ -245,15 +246,34 @@ KVPOOL_API kvpool_status kvpool_timeline_wait(kvpool_attachment *attachment, uin
  * as something is mapped, and made where the process has none. KVPOOL_UNIMPLEMENTED: there is no driver here, or it is too
  * old. KVPOOL_WRONG_DEVICE: CUDA_VISIBLE_DEVICES hides the GPU. */
 
-/* [address, address + bytes) of an allocation of this process's - a tensor of PyTorch's, say - as a buffer: by an IPC
- * handle, which the daemon takes of its own user, root and ipc_uids, or as a descriptor where it is exportable virtual
- * memory. address: a multiple of 16 behind the allocation's begin. The memory must not be freed before the buffer is
- * released. KVPOOL_UNIMPLEMENTED: it has no handle (expandable segments, cudaMallocAsync); use
- * kvpool_attachment_create_buffer. */
+/* Memory of this process's own as buffers. It stays the program's, and its address is kvpool_buffer_data.
+ *
+ *   What      Memory of cudaMalloc or cuMemAlloc (PyTorch's tensors are pieces of it), by its IPC handle, which the
+ *             daemon takes of its own user, root and ipc_uids; and virtual memory of cuMemCreate that was made to be
+ *             exported as a POSIX descriptor. No other memory has a handle: that of cudaMallocAsync and memory pools,
+ *             expandable segments made without one, managed memory.
+ *   Bounds    Each buffer is a part of one allocation. The driver says where that ends, the executor checks it: an IPC
+ *             handle maps the whole allocation, whatever part of it is wanted; virtual memory is mapped as large as it is
+ *             said to be, which the driver refuses where there is less. Buffers may overlap; of one allocation there may
+ *             be any number, which share one mapping.
+ *   Order     Steps see what the program has written when they begin: let the stream signal a word, or wait for it.
+ *   Life      The memory must not be freed before the buffer is released: kvpool_buffer_release returns when the executor
+ *             has let go of it. When this process dies, the GPU's memory is free again once its steps have ended.
+ *   Restart   An executor's successor opens the memory again, contents and buffer ids as they were. Memory that it can't
+ *             open is lost by itself: steps with that buffer are refused (KVPOOL_UNKNOWN_BUFFER, "is lost"), the daemon's
+ *             log says why, and all that is left to do is to release it.
+ *
+ * Refused: KVPOOL_UNIMPLEMENTED (it has no handle: use kvpool_attachment_create_buffer), KVPOOL_OUT_OF_RANGE (it isn't
+ * inside one allocation), KVPOOL_WRONG_DEVICE (another GPU's), KVPOOL_PERMISSION_DENIED (the daemon takes no IPC handle of
+ * this user), KVPOOL_INVALID_ARGUMENT (no memory of a GPU; or the daemon's driver knows no such memory). */
+
+/* [address, address + bytes) of an allocation, by whichever handle it has. address: a multiple of 16 behind the
+ * allocation's begin. */
 KVPOOL_API kvpool_status kvpool_attachment_import_device(kvpool_attachment *attachment, void *address, uint64_t bytes,
                                                          kvpool_buffer **out, kvpool_error *error);
 /* The same of virtual memory that the program has exported itself: fd of cuMemExportToShareableHandle, which stays the
- * caller's. address: where the buffer begins here, for kvpool_buffer_data; NULL: nowhere. */
+ * caller's; allocation_bytes: as cuMemCreate was told, a multiple of the device's granularity. address: where the buffer
+ * begins here, for kvpool_buffer_data; NULL: nowhere. */
 KVPOOL_API kvpool_status kvpool_attachment_import_vmm(kvpool_attachment *attachment, int fd,
                                                       uint64_t allocation_bytes, uint64_t offset_bytes,
                                                       uint64_t bytes, void *address, kvpool_buffer **out,
@@ -283,6 +303,7 @@ KVPOOL_API kvpool_status kvpool_timeline_stream_wait(kvpool_attachment *attachme
  *                for each layer: ... kvpool_replay_signal(replay, stream, k) ... kvpool_replay_wait(replay, stream, k) ...
  *                kvpool_replay_end(replay, stream)
  *   each time:   kvpool_replay_post(replay, step), launch the graph; in either order, and without waiting in between
+ *                - cheapest posted ahead, while the launch before still runs: slots of the next token are known then
  *
  * Under MPS the executor serves a whole replay with one launch, which waits for each point on the GPU. Time-sliced, a
  * kernel that waits would hold up what it waits for: the graph waits by memory-operation nodes, and the executor launches

@@ -125,20 +125,23 @@ class Attachment:
                                      count), self)
 
     def import_device(self, address, count):
-        """Memory of this process's own on the attachment's GPU. It must not be freed before the buffer is released."""
+        """Memory of this process's own on the attachment's GPU, inside one allocation of cudaMalloc, or of virtual memory
+        that can be exported. It must not be freed before release() has returned. Raises kvpool.Error, UNIMPLEMENTED, for
+        memory without a handle - cudaMallocAsync's, expandable segments: use create_buffer."""
         with self.turn:
             return MappedBuffer(made(library.attachment_import_device, self.handle, address, count), self)
 
     def import_vmm(self, fd, allocation_bytes, offset_bytes=0, count=None, address=None):
-        """Virtual memory that this process has exported as a descriptor."""
+        """Virtual memory that this process has exported as a descriptor, which stays its own; allocation_bytes: as
+        cuMemCreate was told."""
         count = allocation_bytes - offset_bytes if count is None else count
         with self.turn:
             return MappedBuffer(made(library.attachment_import_vmm, self.handle, fd, allocation_bytes, offset_bytes,
                                      count, address), self)
 
     def import_tensor(self, tensor):
-        """A contiguous tensor of torch's, or any array with __cuda_array_interface__, on the attachment's GPU. The buffer
-        keeps it."""
+        """A contiguous tensor of torch's, or any array with __cuda_array_interface__, on the attachment's GPU; as
+        import_device. The buffer keeps it. Steps don't wait for torch's stream: signal a word on it."""
         if hasattr(tensor, "data_ptr"):
             if not tensor.is_contiguous():
                 raise ValueError("the tensor isn't contiguous")
