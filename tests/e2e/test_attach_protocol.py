@@ -334,6 +334,7 @@ def test_memory_of_rings_is_the_device_s(start_daemon):
     assert caught.value.status == "quota_exceeded"
     assert str(RING_BYTES) in caught.value.text and f"{2 * RING_BYTES} in workers' rings" in caught.value.text
     buffer.release()
+    wait_until(lambda: client.device().buffer_bytes == 0, "the buffer gone")
     made.append(Attachment(path, session.ref))
     assert told() == (3 * RING_BYTES, 1000)
     with pytest.raises(RpcFailure) as refused:
