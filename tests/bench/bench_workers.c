@@ -132,7 +132,7 @@ static void worker_begin(struct worker *worker) {
   CHECK(kvpool_attach(&attach, &worker->attachment, &error));
   kvpool_attachment_saw_epoch(worker->attachment, kvpool_session_epoch(worker->session));
   CHECK(kvpool_attachment_map_pool(worker->attachment, "workers", KVPOOL_MAP_READ, &worker->map, &error));
-  CHECK(kvpool_attachment_create_buffer(worker->attachment, flood_rows * row_bytes, &worker->rows, &error));
+  CHECK(kvpool_attachment_create_buffer(worker->attachment, (uint64_t)flood_rows * row_bytes, &worker->rows, &error));
   worker->step = step_make(worker, blocks, step_rows);
   worker->flood = step_make(worker, blocks, flood_rows);
 }
