@@ -233,7 +233,8 @@ const struct kvp_ctl_command kvp_ctl_plan_compressed = {
     .details = "A sequence without a compressed token yet gets one zero row.\n\n"
                "Examples:\n"
                "  kvpoolctl plan compressed --sequence 10000,1024 --ratio 4 --per-block 16\n"
-               "  kvpoolctl plan compressed --sequence 100,100,7-8 --sequence 3,3 --ratio 4 --per-block 16 --json",
+               "  kvpoolctl plan compressed --sequence 100,100,7-8 --sequence 3,3 --ratio 4 \\\n"
+               "      --per-block 16 --json",
     .options = batch_options,
     .take = kvp_ctl_plan_take,
     .run = compressed_run,

@@ -197,7 +197,8 @@ const struct kvp_ctl_command kvp_ctl_plan_swa = {
     .details = "Every sequence has WINDOW rows; what lies before its first token, or before START, is zero rows.\n\n"
                "Examples:\n"
                "  kvpoolctl plan swa --sequence 10000,1024 --window 4096 --ring 4096\n"
-               "  kvpoolctl plan swa --sequence 200,7,3,150 --sequence 5,5,4 --window 64 --ring 96 --json",
+               "  kvpoolctl plan swa --sequence 200,7,3,150 --sequence 5,5,4 --window 64 \\\n"
+               "      --ring 96 --json",
     .options = ring_options,
     .take = kvp_ctl_plan_take,
     .run = swa_run,
@@ -223,7 +224,8 @@ const struct kvp_ctl_command kvp_ctl_plan_pivots = {
                "offset2, len2] of each query, as expand_swa_index takes them.\n\n"
                "Examples:\n"
                "  kvpoolctl plan pivots --sequence 200,7 --window 40\n"
-               "  kvpoolctl plan pivots --sequence 9,1 --sequence 200,7,1,150 --window 40 --json",
+               "  kvpoolctl plan pivots --sequence 9,1 --sequence 200,7,1,150 --window 40 \\\n"
+               "      --json",
     .options = pivots_options,
     .take = kvp_ctl_plan_take,
     .run = pivots_run,
@@ -236,7 +238,8 @@ const struct kvp_ctl_command kvp_ctl_plan_decode = {
                "[start_slot, valid_length] of each, as swa_index_decode takes them.\n\n"
                "Examples:\n"
                "  kvpoolctl plan decode --sequence 10001,1,5 --window 4096 --ring 4096\n"
-               "  kvpoolctl plan decode --sequence 41,2 --sequence 65,2 --window 40 --ring 64 --json",
+               "  kvpoolctl plan decode --sequence 41,2 --sequence 65,2 --window 40 \\\n"
+               "      --ring 64 --json",
     .options = ring_options,
     .take = kvp_ctl_plan_take,
     .run = decode_run,

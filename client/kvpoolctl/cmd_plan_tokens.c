@@ -115,7 +115,8 @@ const struct kvp_ctl_command kvp_ctl_plan_range = {
     .summary = "segments that load a range of a sequence's tokens (no daemon needed)",
     .details = "Examples:\n"
                "  kvpoolctl plan range --tokens 0-40 --per-block 16 --table 5,9,2\n"
-               "  kvpoolctl plan range --tokens 30-100 --per-block 16 --destination 4096 --json",
+               "  kvpoolctl plan range --tokens 30-100 --per-block 16 --destination 4096 \\\n"
+               "      --json",
     .options = range_options,
     .take = kvp_ctl_plan_take,
     .run = range_run,

@@ -83,6 +83,14 @@ def test_help_lists_every_command_and_each_has_help_with_examples(tool):
             assert f"  kvpoolctl {command}" in one.split("Examples:")[1]
 
 
+def test_examples_of_help_can_be_copied(tool):
+    """A line goes on in the next only where a shell reads on: argp breaks what is longer than it likes."""
+    for command in COMMANDS:
+        text = tool.run(*command.split(), "--help").stdout.partition("Examples:\n")[2]
+        for line in text.replace("\\\n      ", "").splitlines():
+            assert re.match(r"  (sudo -u kvpoold )?kvpoolctl \w", line), f"{command}: {line!r}"
+
+
 @pytest.mark.parametrize("arguments, words", [
     ([], "which command"),
     (["frobnicate"], "no command 'frobnicate'"),

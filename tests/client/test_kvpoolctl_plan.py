@@ -307,8 +307,8 @@ def test_the_largest_destinations_are_printed(tool):
 
 def test_the_examples_of_help_run(tool):
     for command in COMMANDS:
-        text = " ".join(tool.run(*command.split(), "--help").stdout.split("Examples:")[1].split())
-        examples = text.split("kvpoolctl ")[1:]
+        text = tool.run(*command.split(), "--help").stdout.split("Examples:")[1].replace("\\\n", " ")
+        examples = [line.removeprefix("  kvpoolctl ") for line in text.strip("\n").split("\n")]
         assert len(examples) == 2
         for example in examples:
             assert tool.run(*example.split()).stdout
