@@ -144,6 +144,13 @@ kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline
     }
   }
   (void)pthread_mutex_unlock(&attachment->words_lock);
+  if (!is_found && atomic_load(&attachment->gone)) {
+    return kvp_fail(error, KVPOOL_DISCONNECTED, "the attachment has ended, no word of it counts up any more");
+  }
+  if (!is_found && writer == KVPOOL_TIMELINE_EXECUTOR && !kvp_timelines_are_served(timelines)) {
+    return kvp_fail(error, KVPOOL_DEVICE_LOST,
+                    "the executor that counted these words up died; its successor brings new ones");
+  }
   if (!is_found) {
     return kvp_fail(error, KVPOOL_QUOTA_EXCEEDED, "all %u words of the %s are in use or poisoned", end - first,
                     writer == KVPOOL_TIMELINE_WORKER ? "worker's" : "executor's");

@@ -278,6 +278,29 @@ static void test_words_are_given_out(void **state) {
                "worker's");
 }
 
+/* Not the program's fault, and over when the next one serves: it is told apart from all being in use. */
+static void test_no_words_of_a_dead_executor(void **state) {
+  (void)state;
+  uint32_t word;
+  uint64_t value;
+  fake_tell_lost(&fake, true);
+  assert_fails(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_EXECUTOR, &word, &value, &error), KVPOOL_DEVICE_LOST,
+               "executor that counted these words up died");
+  assert_ok(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &word, &value, &error));
+  assert_int_equal(kvpool_attachment_state(attachment, &error), KVPOOL_DEVICE_LOST);
+  fake_restore(&fake);
+  while (kvpool_attachment_state(attachment, &error) != KVPOOL_OK) {
+    assert_int_equal(error.status, KVPOOL_DEVICE_LOST);
+  }
+  assert_ok(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_EXECUTOR, &word, &value, &error));
+  assert_int_equal(word, kvp_client_words);
+  fake_tell_ended(&fake, KVP_SHUTTING_DOWN, "the daemon is draining");
+  while (kvpool_attachment_state(attachment, &error) != KVPOOL_SHUTTING_DOWN) {
+  }
+  assert_fails(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_EXECUTOR, &word, &value, &error), KVPOOL_DISCONNECTED,
+               "the attachment has ended");
+}
+
 static void test_signal_and_read(void **state) {
   (void)state;
   uint64_t value = 77;
@@ -390,6 +413,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_buffers, setup, teardown),
       cmocka_unit_test_setup_teardown(test_import_memfd, setup, teardown),
       cmocka_unit_test_setup_teardown(test_words_are_given_out, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_no_words_of_a_dead_executor, setup, teardown),
       cmocka_unit_test_setup_teardown(test_signal_and_read, setup, teardown),
       cmocka_unit_test_setup_teardown(test_wait, setup, teardown),
       cmocka_unit_test_setup_teardown(test_wait_over_loss, setup, teardown),
