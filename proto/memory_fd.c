@@ -65,6 +65,14 @@ enum kvp_status kvp_memory_fd_check(int fd, uint64_t bytes, struct kvp_error *er
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d: seals are 0x%x, SHRINK, GROW and SEAL are needed", fd,
                          (unsigned)seals);
   }
+  if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT,
+                         "fd %d: seals are 0x%x, with %s it can't be mapped to be written", fd, (unsigned)seals,
+                         (seals & F_SEAL_WRITE) != 0 ? "WRITE" : "FUTURE_WRITE");
+  }
+  if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d is not open for reading and writing", fd);
+  }
   if (stat.st_size < 0 || (uint64_t)stat.st_size != bytes) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d is %lld bytes, not %llu", fd, (long long)stat.st_size,
                          (unsigned long long)bytes);

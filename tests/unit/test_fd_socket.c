@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -195,6 +196,26 @@ static void test_memory_fd(void **state) {
   assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
   assert_int_equal(kvp_memory_fd_check(fd, 4096, &error), KVP_INVALID_ARGUMENT);
   assert_non_null(strstr(error.text, "0x6"));
+  assert_int_equal(close(fd), 0);
+  for (int i = 0; i < 2; i++) {
+    const int seal = i == 0 ? F_SEAL_WRITE : F_SEAL_FUTURE_WRITE;
+    fd = memfd_create("not-to-be-written", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, 4096), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | seal), 0);
+    assert_int_equal(kvp_memory_fd_check(fd, 4096, &error), KVP_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.text, i == 0 ? "0xf, with WRITE" : "0x17, with FUTURE_WRITE"));
+    assert_int_equal(close(fd), 0);
+  }
+  fd = kvp_memory_fd_create("open-for-one", 4096, &error);
+  for (int i = 0; i < 2; i++) {
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int half = open(path, (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
+    assert_true(half >= 0);
+    assert_int_equal(kvp_memory_fd_check(half, 4096, &error), KVP_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.text, "not open for reading and writing"));
+    assert_int_equal(close(half), 0);
+  }
   assert_int_equal(close(fd), 0);
   assert_int_equal(kvp_memory_fd_check(STDIN_FILENO, 4096, &error), KVP_INVALID_ARGUMENT);
 
