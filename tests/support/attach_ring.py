@@ -40,11 +40,15 @@ class Lane:
         self.arena, self.arena_bytes = arena, arena_bytes
         self.position = self.arena_position = 0
 
+    def _word(self, offset):
+        """In the memory itself: one load or store of 8 bytes, where struct, told a byte order, would make eight."""
+        return ctypes.c_uint64.from_buffer(self.memory, self.shared + offset)
+
     def word(self, offset):
-        return struct.unpack_from("<Q", self.memory, self.shared + offset)[0]
+        return self._word(offset).value
 
     def set_word(self, offset, value):
-        struct.pack_into("<Q", self.memory, self.shared + offset, value)
+        self._word(offset).value = value
 
 
 PRODUCED, ARENA_CONSUMED, CONSUMED, SLEEPING = 0, 64, 72, 128
