@@ -1,4 +1,5 @@
 """The examples, as the README and their first lines have them run."""
+import os
 import re
 import shlex
 import subprocess
@@ -75,9 +76,59 @@ def test_prefill_finds_faults(client, daemon, tmp_path, line, changed, words):
     assert not [pool.spec.name for pool in client.pools() if pool.spec.name.startswith("prefill")]
 
 
-def engine(*arguments):
-    return subprocess.run([build_dir() / "client" / "engine", *map(str, arguments)], stdin=subprocess.DEVNULL,
+def built(name, *arguments):
+    return subprocess.run([build_dir() / "client" / name, *map(str, arguments)], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+
+
+def engine(*arguments):
+    return built("engine", *arguments)
+
+
+@pytest.mark.skipif(ON_GPU, reason="it writes rows as its own memory")
+def test_worker_in_c(client, daemon, pool_name):
+    pool = client.create_pool(pool_name, 64, 4, [dict(name="kv", format="v41", num_layers=1)])
+    done = built("worker", daemon.socket, pool_name)
+    assert done.returncode == 0, done.stderr
+    # Four-bit numbers of one group: its largest, 3.0, is scaled to 384, so 1.0 is 128 = 2^7 and 2.0 is 2^8.
+    assert done.stdout == ("100 rows stored, 100 loaded back, all as they were; the first record begins with "
+                           "70 78 7c\n")
+    assert client.pool(pool.pool_id).free_blocks == 4 and not client.list_sessions()
+    client.delete_pool(pool.pool_id)
+
+
+@pytest.mark.skipif(ON_GPU, reason="its records are numpy's")
+def test_the_package_s_readme(client, daemon, pool_name):
+    """What it shows first runs as it stands, but for torch."""
+    pool = client.create_pool(pool_name, 64, 4, [dict(name="kv", format="v41", num_layers=1)])
+    text = (EXAMPLES.parent / "python" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    assert '"main"' in text and "torch.from_dlpack(records), " in text
+    text = text.replace('"main"', repr(pool_name)).replace("torch.from_dlpack(records), ", "")
+    done = subprocess.run([sys.executable, "-c", f"import numpy\n{text}\nprint(reports[0].rows_stored)"],
+                          env={**environment(), "KVPOOLD_SOCKET": str(daemon.socket)}, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0 and done.stdout == "64\n", done.stderr
+    client.delete_pool(pool.pool_id)
+
+
+def test_worker_in_c_says_what_is_wrong(client, daemon, pool_name):
+    done = built("worker", daemon.socket, "nobody's")
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith("pool: "), done.stderr
+    pool = client.create_pool(pool_name, 64, 1, [dict(name="kv", format="v41", num_layers=1)])
+    done = built("worker", daemon.socket, pool_name)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith("allocate: "), done.stderr
+    client.delete_pool(pool.pool_id)
+
+
+def test_all_examples_are_installed(tmp_path):
+    """And with the Python package nothing that a build of it left behind."""
+    subprocess.run(["cmake", "--install", build_dir()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True,
+                   env={**os.environ, "DESTDIR": str(tmp_path)}, timeout=SECONDS_MAX)
+    installed, = tmp_path.rglob("kvpoold/examples")
+    known = {example.name for example in EXAMPLES.iterdir() if example.is_file()}
+    assert {path.name for path in installed.iterdir()} == known
+    package = {path.name for path in (installed.parent / "python").iterdir()}
+    assert package == {"README.md", "kvpool", "pyproject.toml"}
 
 
 @pytest.fixture
