@@ -94,10 +94,12 @@ static void say_end(struct kvp_attachment *attachment, const struct kvp_error *r
   kvp_attach_channel_send(&attachment->channel, was_asking ? KVP_ATTACH_RESULT : KVP_ATTACH_ENDED,
                           was_asking ? attachment->hello_request : 0, reason, sizeof *reason, NULL, 0);
   if (attachment->state >= KVP_ATTACHMENT_SERVING) {
-    kvp_log(KVP_LOG_INFO, "detached",
-            "attachment=%" PRIu64 " session=%" PRIu64 " device=%s pid=%d steps=%" PRIu64 " buffers=%u reason=\"%s\"",
+    kvp_log(reason->status == KVP_MALFORMED ? KVP_LOG_WARNING : KVP_LOG_INFO, "detached",
+            "attachment=%" PRIu64 " session=%" PRIu64 " device=%s pid=%d uid=%u steps=%" PRIu64
+            " buffers=%u reason=\"%s\"",
             attachment->id, attachment->session->id, attachment->device->name, (int)attachment->peer.pid,
-            kvp_attach_ring_commands(&attachment->ring), attachment->buffers, reason->text);
+            (unsigned)attachment->peer.uid, kvp_attach_ring_commands(&attachment->ring), attachment->buffers,
+            reason->text);
   } else {
     kvp_log(KVP_LOG_DEBUG, "attach_refused", "pid=%d uid=%u status=%s text=\"%s\"", (int)attachment->peer.pid,
             (unsigned)attachment->peer.uid, kvp_status_name((enum kvp_status)reason->status), reason->text);

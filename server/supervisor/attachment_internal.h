@@ -4,12 +4,14 @@
 
 #include "server/supervisor/attachment.h"
 
-/* Descriptors of the budget: a connection, and what comes to it when it is attached - its ring, that in a message to
- * the executor, and those in messages that the worker has not taken. */
+/* Descriptors of the budget: a connection, and what comes to it when it is attached - its ring, beside the one before,
+ * that in a message to the executor, and those in messages that wait for the worker. Of these every other one brings a
+ * ring, for between two rings stands that a device was lost, and one brings chunks, which are sent when nothing waits.
+ * What is in the socket is no descriptor of this process. */
 enum {
   kvp_greeting_fds = 1,
-  kvp_attachment_fds = kvp_attach_ring_fds + kvp_control_ring_fd_count +
-                       2 * kvp_attach_queue_max * kvp_attach_fd_count + kvp_attach_chunks_per_message,
+  kvp_attachment_fds = kvp_attach_ring_fds + 1 + kvp_control_ring_fd_count +
+                       (kvp_attach_queue_max + 1) / 2 * kvp_attach_fd_count + kvp_attach_chunks_per_message,
 };
 
 /* ATTACHING or LOST: makes a ring and hands it to the executor, whose answer goes on. On an error nothing has changed.

@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import re
 import select
 import signal
 import socket
@@ -33,6 +34,10 @@ BLOCKS = 64
 SHRINK_GROW_SEAL = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 FUTURE_WRITE = 0x10
 GET_SEALS = fcntl.F_GET_SEALS
+
+# A connection; a ring of 6 and what is left of the one before; 4 in a message to the executor; in messages to the worker
+# 3 rings of 5 and 16 chunks.
+WORKER_DESCRIPTORS = 1 + 6 + 1 + 4 + 3 * 5 + 16
 
 host_only = pytest.mark.skipif(ON_GPU, reason="maps memory of a host device")
 
@@ -74,6 +79,10 @@ def nothing_left(request):
     yield
     wait_until(lambda: attached(daemon) == 0, "attachments gone")
     wait_until(lambda: open_descriptors(daemon) <= before, f"{before} descriptors, now {open_descriptors(daemon)}")
+
+
+def all_descriptors(daemon):
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
 
 def open_descriptors(daemon):
@@ -492,14 +501,19 @@ def test_a_worker_that_never_reads_is_dropped(start_daemon):
     daemon = start_daemon()
     client = daemon.client()
     session, path = client.open_session(), client.info().attach_socket
+    before = all_descriptors(daemon)
     deaf = Attachment(path, session.ref)
+    held = []
     for restart in range(1, 12):
         kill_executor(client)
         wait_until(lambda restart=restart: client.device().restarts >= restart and
                    client.device().state == pb.DEVICE_SERVING, "serving again")
+        held.append(all_descriptors(daemon) - before)
         if not mine(client, session):
             break
     assert not mine(client, session)
+    # At least two rings of five wait for it at last, beside its own and its connection; at most what it is charged for.
+    assert 12 <= max(held) <= WORKER_DESCRIPTORS, held
     with Attachment(path, session.ref) as again:
         again.create_buffer(10)
     deaf.close()
@@ -662,6 +676,26 @@ def test_memory_that_is_not_taken(session, attach, change, status):
         attachment.ask(wire.IMPORT_BUFFER, body, [fd] * change.get("fds", 1))
     assert caught.value.status == status, caught.value
     os.close(fd)
+    attachment.create_buffer(1)  # it is still attached
+
+
+@host_only
+@pytest.mark.parametrize("seal, access, words", [
+    (fcntl.F_SEAL_WRITE, os.O_RDWR, "seals are 0xf, with WRITE"),
+    (0x10, os.O_RDWR, "seals are 0x17, with FUTURE_WRITE"),  # no name in Python before 3.12
+    (0, os.O_RDONLY, "not open for reading and writing"),
+    (0, os.O_WRONLY, "not open for reading and writing"),
+])
+def test_memory_that_cannot_be_written(session, attach, seal, access, words):
+    """The worker's mistake, which is told as that: the host's memory has not run out."""
+    attachment = attach(session)
+    made = make_memfd(4096, SHRINK_GROW_SEAL | seal)
+    fd = os.dup(made) if seal else os.open(f"/proc/self/fd/{made}", access)
+    with pytest.raises(Refused) as caught:
+        attachment.import_buffer(fd, 4096)
+    assert caught.value.status == "invalid_argument" and words in caught.value.text, caught.value
+    os.close(fd)
+    os.close(made)
     attachment.create_buffer(1)  # it is still attached
 
 
@@ -1171,6 +1205,29 @@ def test_attaching_while_the_executor_is_away(start_daemon):
     assert not client.list_sessions()
 
 
+def test_a_lane_that_makes_no_sense(start_daemon):
+    """The log names who it was; a worker that comes again and again is worth as many lines each time."""
+    daemon = start_daemon()
+    client = daemon.client()
+    session, path = client.open_session(), client.info().attach_socket
+    for _ in range(3):
+        with Attachment(path, session.ref) as attachment:
+            ring = Ring(attachment.shared)
+            ring.post_record(struct.pack("<QQIIQ", 77, 0, 1, 0, 0))
+            assert "makes no sense" in attachment.wait_event(wire.ENDED).body.text.decode()
+        number = attachment.welcome.attachment_id
+        wait_until(lambda number=number: not mine(client, session) and
+                   f" detached attachment={number} " in daemon.log, "gone")
+        lines = [line for line in daemon.log.splitlines() if re.search(rf"\battachment={number}\b", line)]
+        assert len(lines) == 3, lines
+        assert " attached " in lines[0]
+        assert [line for line in lines if " command_lane_corrupt " in line]
+        detached, = (line for line in lines if " warning detached " in line)
+        assert f"session={session.ref.session_id} " in detached
+        assert f" pid={os.getpid()} uid={os.getuid()} " in detached and 'reason="ring: command 0' in detached
+    client.open_session()
+
+
 # ---- the daemon ends -----------------------------------------------------------------------------------------------
 
 
@@ -1280,7 +1337,8 @@ def test_no_descriptors_left(start_daemon):
         for _ in range(64):
             made.append(Attachment(path, session.ref))
     assert caught.value.status == "busy" and "descriptors" in caught.value.text
-    assert made
+    # 128 are the daemon's, 8 the device's, 2 each connection's: what is left is the workers'.
+    assert len(made) == (460 - 128 - 8 - 2 * 16) // WORKER_DESCRIPTORS
     for attachment in made:
         attachment.close()
     wait_until(lambda: not mine(client, session), "gone")

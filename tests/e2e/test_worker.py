@@ -391,6 +391,26 @@ def test_waits_and_signals(session, pool, pool_name, worker, rng):
     assert done.read() == 1000 * 19 + LAYERS
 
 
+def test_a_release_waits_for_steps_that_wait(session, pool, pool_name):
+    """After the timeout the handle is gone and the release goes on: done when the step is, and not before."""
+    blocks = session.allocate(pool, 1)
+    with kvpool.attach(session.ticket(DEVICE), timeout_ms=200) as worker:
+        mapped, ready = worker.map_pool(pool_name, kvpool.NOTHING), worker.new_word(kvpool.WORKER)
+        buffer = worker.create_buffer(TOKENS * 1024)
+        step = worker.step().store(mapped.layer("kv"), buffer.view(TOKENS, 1024), slots_of(blocks, TOKENS))
+        step_id = worker.post(step.wait(ready, 1))
+        with pytest.raises(kvpool.Error) as caught:
+            buffer.release()
+        assert caught.value.status == kvpool.Status.DEADLINE_EXCEEDED
+        assert worker.poll() is None  # it waits still
+        with pytest.raises(kvpool.Error) as caught:
+            worker.create_buffer(1)  # behind the release
+        assert caught.value.status == kvpool.Status.DEADLINE_EXCEEDED
+        ready.signal(1)
+        completion = worker.wait(MS)
+        assert completion.step_id == step_id and completion.check()[0].rows_stored == TOKENS
+
+
 def test_a_wait_that_nobody_answers(session, pool, pool_name, worker):
     blocks = session.allocate(pool, 1)
     worker.saw_epoch(session.epoch)

@@ -114,7 +114,13 @@ KVPOOL_API const kvpool_mapped_region *kvpool_pool_map_region(const kvpool_pool_
  *
  * They are buffers of the session, for views and arrays of steps on either door. kvpool_buffer_release gives them back,
  * and unmaps; what was made or imported here goes with the attachment at the latest. kvpool_buffer_write and _read are
- * for those of kvpool_buffer_create. */
+ * for those of kvpool_buffer_create.
+ *
+ * The release of one that was made or imported here waits for the steps that use it and were accepted before, also for
+ * those that wait for a word: what their words depend on must not wait for the release. KVPOOL_DEADLINE_EXCEEDED: after
+ * the attachment's timeout such a step is still there. The handle is gone all the same, and the release goes on: until
+ * the last of these steps is done, the executor reads and writes the memory - memory of the program's own must stay -
+ * and other calls that ask the daemon wait behind the release. */
 
 /* Memory of the attachment's device, made by the daemon, zero-filled, mapped here to be written. */
 KVPOOL_API kvpool_status kvpool_attachment_create_buffer(kvpool_attachment *attachment, uint64_t bytes,
@@ -221,7 +227,8 @@ typedef enum kvpool_timeline_writer {
 } kvpool_timeline_writer;
 
 /* A word that nobody uses. *value: what stands in it, from where its user goes on counting; NULL: not wanted.
- * KVPOOL_QUOTA_EXCEEDED: all are in use, or poisoned. */
+ * KVPOOL_QUOTA_EXCEEDED: all are in use, or poisoned. KVPOOL_DEVICE_LOST: of the executor's, until a successor serves.
+ * KVPOOL_DISCONNECTED: the attachment has ended. */
 KVPOOL_API kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline_writer writer,
                                              uint32_t *word, uint64_t *value, kvpool_error *error);
 KVPOOL_API void kvpool_timeline_free(kvpool_attachment *attachment, uint32_t word);
