@@ -28,13 +28,12 @@ enum kvp_control_kind {
   KVP_CONTROL_POOL_ATTACH = 5,    /* kvp_control_pool; fd: owner table */
   KVP_CONTROL_POOL_DETACH = 6,    /* kvp_control_pool (pool_id) */
   KVP_CONTROL_BUFFER_ATTACH = 7,  /* kvp_control_buffer */
-  KVP_CONTROL_BUFFER_DETACH =
-      8, /* kvp_control_buffer (buffer_id); RESULT when no step uses it, of those in rings, too */
-  KVP_CONTROL_RING_ATTACH = 9,  /* kvp_control_ring; fds: enum kvp_control_ring_fd */
-  KVP_CONTROL_RING_DETACH = 10, /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
-  KVP_CONTROL_MEMORY_OPEN = 11, /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
-  KVP_CONTROL_MEMORY_LOOK = 12, /* kvp_control_free (nothing of it counts); reply: MEMORY_FREE alone */
-  KVP_CONTROL_RING_DRAIN = 13,  /* kvp_control_ring (attachment_id): commands it takes from now on are refused as
+  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id); also waits for what its session's rings hold */
+  KVP_CONTROL_RING_ATTACH = 9,    /* kvp_control_ring; fds: enum kvp_control_ring_fd */
+  KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
+  KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
+  KVP_CONTROL_MEMORY_LOOK = 12,   /* kvp_control_free (nothing of it counts); reply: MEMORY_FREE alone */
+  KVP_CONTROL_RING_DRAIN = 13,    /* kvp_control_ring (attachment_id): commands it takes from now on are refused as
                                      shutting_down; RESULT when none of the steps accepted before is left */
   /* executor -> supervisor */
   KVP_CONTROL_READY = 32,         /* kvp_control_ready */
