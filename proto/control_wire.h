@@ -28,7 +28,7 @@ enum kvp_control_kind {
   KVP_CONTROL_POOL_ATTACH = 5,    /* kvp_control_pool; fd: owner table */
   KVP_CONTROL_POOL_DETACH = 6,    /* kvp_control_pool (pool_id) */
   KVP_CONTROL_BUFFER_ATTACH = 7,  /* kvp_control_buffer */
-  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id) */
+  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id); also waits for what its session's rings hold */
   KVP_CONTROL_RING_ATTACH = 9,    /* kvp_control_ring; fds: enum kvp_control_ring_fd */
   KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
   KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */

@@ -443,7 +443,8 @@ bool kvp_control_destroy(struct kvp_control *control) {
   while (control->asked != NULL) { /* their steps will never end; a ring is the server's yet */
     struct kvp_object_change *change = control->asked;
     control->asked = change->next_asked;
-    if (change->kind != KVP_REMOVE_RING) {
+    const bool is_removed = change->kind != KVP_REMOVE_BUFFER || change->buffer != NULL;
+    if (change->kind != KVP_REMOVE_RING && is_removed) {
       removed_free(control, change);
     }
     free(change);

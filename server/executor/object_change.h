@@ -17,8 +17,8 @@ enum kvp_object_change_kind {
   KVP_DRAIN_RING, /* not removed: it accepts no step any more */
 };
 
-/* What is removed is gone for new steps at once. While old ones use it the change is pending: it is the serving
- * thread's until it comes back as news. */
+/* What is removed is gone for new steps at once; a buffer, when what its session's rings held before has been taken.
+ * While old ones use it the change is pending: it is the serving thread's until it comes back as news. */
 struct kvp_object_change {
   struct kvp_news news;         /* the first field */
   uint64_t id;                  /* of what is removed */
@@ -26,6 +26,7 @@ struct kvp_object_change {
   struct kvp_buffer *buffer;    /* likewise */
   struct kvp_served_ring *ring; /* likewise */
   enum kvp_object_change_kind kind;
+  uint64_t number;                /* of a buffer's removal: the serving thread's */
   enum kvp_status status;         /* out */
   struct kvp_error error;         /* out */
   struct kvp_object_change *next; /* of those pending: the serving thread's */

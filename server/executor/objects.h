@@ -40,6 +40,7 @@ struct kvp_buffer {
   uint32_t owner; /* session slot */
   uint32_t uses;  /* views and arrays of accepted steps that name it */
   bool is_lost;   /* it has no memory, and no step gets it */
+  bool is_leaving;
 };
 
 /* Zeroed: empty. */

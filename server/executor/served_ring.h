@@ -34,6 +34,11 @@ struct kvp_served_ring {
   uint32_t steps_max;
   uint64_t step_bytes_max;
 
+  /* A mark behind what is in it, one at a time; numbers are of removals (service.c). */
+  uint64_t marked;
+  uint64_t mark_position;
+  uint64_t caught_up; /* all that was in it when this one was asked for has been taken */
+
   /* A worker's. */
   uint32_t owner; /* of its steps */
   uint32_t queue;

@@ -70,8 +70,54 @@ static void fences_look(struct kvp_service *service) {
   }
 }
 
+/* All that was in the ring when it was marked has been taken, or there is nothing. */
+static bool mark_is_reached(const struct kvp_served_ring *ring) {
+  const struct kvp_lane_end *commands = &ring->ring->commands;
+  return (int64_t)(commands->position - ring->mark_position) >= 0 ||
+         atomic_load_explicit(kvp_lane_produced(commands), memory_order_acquire) == commands->position;
+}
+
+static bool ring_has_caught_up(const struct kvp_service *service, struct kvp_served_ring *ring, uint64_t number) {
+  if (ring->caught_up != ring->marked && mark_is_reached(ring)) {
+    ring->caught_up = ring->marked;
+  }
+  if (ring->caught_up == ring->marked && ring->caught_up < number) {
+    ring->marked = service->buffer_removals;
+    ring->mark_position = atomic_load_explicit(kvp_lane_produced(&ring->ring->commands), memory_order_acquire);
+    ring->caught_up = mark_is_reached(ring) ? ring->marked : ring->caught_up;
+  }
+  return ring->caught_up >= number;
+}
+
+/* A worker that posts a step and then releases a buffer of it has its step: what is in the rings of the buffer's
+ * session is taken first. */
+static bool buffer_is_awaited(const struct kvp_service *service, const struct kvp_object_change *change) {
+  const uint32_t owner = kvp_objects_buffer(&service->objects, change->id)->owner;
+  bool is_awaited = false;
+  for (uint32_t i = 0; i < service->rings.served_count; i++) {
+    struct kvp_served_ring *ring = service->rings.served[i];
+    is_awaited |= !ring->is_supervisors && ring->owner == owner && !ring_has_caught_up(service, ring, change->number);
+  }
+  return is_awaited;
+}
+
+static void buffer_remove(struct kvp_service *service, struct kvp_object_change *change) {
+  const enum kvp_status status =
+      kvp_objects_remove_buffer(&service->objects, change->id, &change->buffer, &change->error);
+  assert(status == KVP_OK);
+  (void)status;
+  kvp_compressed_parts_forget_buffer(&service->intake.compressed, change->buffer);
+}
+
+static bool removal_is_awaiting(const struct kvp_object_change *change) {
+  return change->kind == KVP_REMOVE_BUFFER && change->buffer == NULL;
+}
+
 /* Nobody uses what is to be removed. */
 static bool removal_is_due(const struct kvp_object_change *change) {
+  if (removal_is_awaiting(change)) {
+    return false;
+  }
   switch (change->kind) {
   case KVP_REMOVE_POOL:
     return change->pool->uses == 0;
@@ -95,6 +141,10 @@ static void removal_finish(struct kvp_service *service, struct kvp_object_change
 static void removals_look(struct kvp_service *service) {
   for (struct kvp_object_change **link = &service->removals; *link != NULL;) {
     struct kvp_object_change *change = *link;
+    if (removal_is_awaiting(change) && !buffer_is_awaited(service, change)) {
+      buffer_remove(service, change);
+      service->awaiting_removals--;
+    }
     if (!removal_is_due(change)) {
       link = &change->next;
       continue;
@@ -195,6 +245,22 @@ static enum kvp_status ring_drain(struct kvp_service *service, struct kvp_object
   return status;
 }
 
+static enum kvp_status buffer_removal_begin(struct kvp_service *service, struct kvp_object_change *change) {
+  struct kvp_buffer *buffer = kvp_objects_buffer(&service->objects, change->id);
+  if (buffer == NULL || buffer->is_leaving) {
+    return kvp_error_set(&change->error, KVP_UNKNOWN_BUFFER, "buffer %llu is not attached",
+                         (unsigned long long)change->id);
+  }
+  buffer->is_leaving = true;
+  change->number = ++service->buffer_removals;
+  if (buffer_is_awaited(service, change)) {
+    service->awaiting_removals++;
+  } else {
+    buffer_remove(service, change);
+  }
+  return KVP_OK;
+}
+
 static enum kvp_status removal_begin(struct kvp_service *service, struct kvp_object_change *change) {
   struct kvp_objects *objects = &service->objects;
   enum kvp_status status = KVP_OK;
@@ -206,10 +272,7 @@ static enum kvp_status removal_begin(struct kvp_service *service, struct kvp_obj
     }
     break;
   case KVP_REMOVE_BUFFER:
-    status = kvp_objects_remove_buffer(objects, change->id, &change->buffer, &change->error);
-    if (status == KVP_OK) {
-      kvp_compressed_parts_forget_buffer(&service->intake.compressed, change->buffer);
-    }
+    status = buffer_removal_begin(service, change);
     break;
   case KVP_DRAIN_RING:
     status = ring_drain(service, change);
@@ -444,6 +507,9 @@ bool kvp_service_commands_take(struct kvp_service *service) {
       return false;
     }
     if (turn_take(service, ring)) {
+      if (service->awaiting_removals > 0) {
+        removals_look(service);
+      }
       return true;
     }
   }

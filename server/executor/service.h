@@ -23,6 +23,8 @@ struct kvp_service {
   struct kvp_served_ring supervisors;
   struct kvp_mailbox *mailbox;
   struct kvp_object_change *removals; /* that are pending */
+  uint64_t buffer_removals;           /* asked for so far */
+  uint32_t awaiting_removals;         /* of those pending: steps may still come to use what is to be removed */
   bool failed;                        /* for good: the supervisor's ring holds nonsense, or there is no memory */
 };
 

@@ -180,18 +180,19 @@ static enum kvp_status map_buffer(struct kvp_attachment *attachment, const struc
 
 static void on_buffer_made(void *context, struct kvp_buffer *buffer, const struct kvp_error *error) {
   struct kvp_attachment *attachment = context;
-  attachment->request.state = KVP_ATTACH_IDLE;
   if (buffer != NULL) {
     buffer->attachment = attachment;
     attachment->buffers++;
   }
   if (attachment->state == KVP_ATTACHMENT_ENDING) {
-    if (buffer != NULL) {
+    if (buffer != NULL) { /* which may be gone at once: the request keeps the attachment until that is over */
       kvp_buffer_release(attachment->daemon, buffer);
     }
+    attachment->request.state = KVP_ATTACH_IDLE;
     kvp_attachment_settle(attachment);
     return;
   }
+  attachment->request.state = KVP_ATTACH_IDLE;
   if (buffer == NULL) {
     answer_result(attachment, error);
     return;

@@ -545,6 +545,25 @@ def test_a_buffer_of_the_daemons(client, session, attach):
     os.close(chunks[0][0])
 
 
+@host_only
+def test_the_only_worker_goes_while_its_buffer_is_made(start_daemon):
+    """Its ring is gone before its buffer is there, which nobody wants any more."""
+    daemon = start_daemon()
+    client = daemon.client()
+    session = client.open_session()
+    executor = client.device().executor_pid
+    for count in (4096, 1 << 20, 64 << 20):
+        attachment = Attachment(client.info().attach_socket, session.ref)
+        ended = daemon.log.count(" detached ")
+        os.kill(executor, signal.SIGSTOP)
+        attachment.wire.send(wire.CREATE_BUFFER, 51, wire.BufferBody(0, count, 0))
+        attachment.close()
+        wait_until(lambda: daemon.log.count(" detached ") > ended, "it is gone")
+        os.kill(executor, signal.SIGCONT)
+        wait_until(lambda: not mine(client, session) and client.device().buffer_bytes == 0, "its buffer, too")
+    assert client.device().restarts == 0
+
+
 def read_buffer(session, buffer_id, count):
     data = b""
     for chunk in session.client.rpc.ReadBuffer(pb.ReadBufferRequest(session=session.ref, buffer_id=buffer_id,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -263,6 +264,23 @@ def test_kinds_of_buffers(scheduler, session, pool, pool_name, worker, rng, kind
         buffer.release()
     if theirs:  # the worker only unmapped them
         assert bytes(theirs[1].read()) == reference.cast_back(V41, values).tobytes()
+
+
+@pytest.mark.parametrize("pause", [0, 0.005], ids=["at once", "after a rest"])
+def test_a_buffer_released_behind_its_steps(worker, pool, pool_name, session, pause):
+    """Steps posted before the release have the buffer, whether the executor has looked at them or not."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    layer, slots = worker.map_pool(pool_name, kvpool.NOTHING).layer("kv"), slots_of(blocks, TOKENS)
+    for _ in range(60):
+        buffer = worker.create_buffer(TOKENS * V41.row_bytes)
+        step = worker.step().store(layer, buffer.view(TOKENS, V41.row_bytes), slots)
+        time.sleep(pause)
+        for _ in range(5):
+            worker.post(step)
+        buffer.release()
+        for _ in range(5):
+            assert worker.wait(MS).check()[0].rows_stored == TOKENS
 
 
 def test_the_worker_s_buffers_in_grpc_steps(session, pool, pool_name, worker, rng):

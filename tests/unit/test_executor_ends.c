@@ -269,6 +269,56 @@ static void test_deferred_removals(void **state) {
   assert_ptr_equal(other.buffer, &rig.buffers[1]);
 }
 
+/* What was posted before the removal may name the buffer, what comes behind it may not; other sessions' rings, however
+ * full, don't hold it up. */
+static void test_steps_before_a_removal(void **state) {
+  (void)state;
+  enum { before = 40 };
+  struct end *end = rig_attach(0);
+  for (uint64_t i = 0; i < before; i++) {
+    rig_post(end, i, 0, 0, 0, 0);
+  }
+  struct kvp_object_change buffer = {.kind = KVP_REMOVE_BUFFER, .id = buffer_id}, again = buffer,
+                           other = {.kind = KVP_REMOVE_BUFFER, .id = other_buffer_id};
+  assert_int_equal(kvp_service_change(&rig.service, &buffer), KVP_OK);
+  assert_true(buffer.is_pending);
+  assert_int_equal(kvp_service_change(&rig.service, &again), KVP_UNKNOWN_BUFFER);
+  assert_int_equal(kvp_service_change(&rig.service, &other), KVP_OK);
+  assert_false(other.is_pending);
+  assert_true(kvp_service_commands_take(&rig.service)); /* some of them */
+  rig_post(end, before, 0, 0, 0, 0);
+  rig_serve();
+  for (uint64_t i = 0; i < before; i++) {
+    (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, i);
+  }
+  assert_int_equal(rig_expect(end, KVP_COMPLETION_REFUSED, before).status, KVP_UNKNOWN_BUFFER);
+  assert_null(kvp_mailbox_read(&rig.mailbox));
+  while (end->served->use.count > 0) {
+    fake_device_end_all(&rig.device);
+    rig_serve();
+  }
+  for (uint64_t i = 0; i < before; i++) {
+    (void)rig_expect(end, KVP_COMPLETION_DONE, i);
+  }
+  assert_ptr_equal(news_take(KVP_NEWS_CHANGE_DONE), &buffer);
+  assert_ptr_equal(buffer.buffer, &rig.buffers[0]);
+}
+
+/* A ring that goes takes what was in it along. */
+static void test_a_ring_goes_before_its_steps_are_taken(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  rig_post(end, 1, 0, 0, 0, 0);
+  struct kvp_object_change buffer = {.kind = KVP_REMOVE_BUFFER, .id = buffer_id},
+                           ring = {.kind = KVP_REMOVE_RING, .id = 1};
+  assert_int_equal(kvp_service_change(&rig.service, &buffer), KVP_OK);
+  assert_true(buffer.is_pending);
+  assert_int_equal(kvp_service_change(&rig.service, &ring), KVP_OK);
+  assert_false(ring.is_pending);
+  assert_ptr_equal(news_take(KVP_NEWS_CHANGE_DONE), &buffer);
+  ring_detached(end, &ring);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       RIG_TEST(test_detach),
@@ -278,6 +328,8 @@ int main(void) {
       RIG_TEST(test_corrupt_ring),
       RIG_TEST(test_ring_refusals),
       RIG_TEST(test_deferred_removals),
+      RIG_TEST(test_steps_before_a_removal),
+      RIG_TEST(test_a_ring_goes_before_its_steps_are_taken),
   };
   (void)alarm(watchdog_seconds);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -445,8 +445,9 @@ KVPOOL_API kvpool_status kvpool_buffer_write(kvpool_buffer *buffer, uint64_t off
                                              uint64_t bytes, kvpool_error *error);
 KVPOOL_API kvpool_status kvpool_buffer_read(kvpool_buffer *buffer, uint64_t offset_bytes, void *out, uint64_t bytes,
                                             kvpool_error *error);
-/* Its memory goes when the steps that use it have retired. The handle is gone whatever is returned; where that is an
- * error, from inside a callback for one (KVPOOL_INVALID_ARGUMENT), the memory stays until the session ends. */
+/* Its memory goes when the steps that use it have retired, those of a ring among them that were posted before. The
+ * handle is gone whatever is returned; where that is an error, from inside a callback for one (KVPOOL_INVALID_ARGUMENT),
+ * the memory stays until the session ends. */
 KVPOOL_API kvpool_status kvpool_buffer_release(kvpool_buffer *buffer, kvpool_error *error);
 KVPOOL_API uint64_t kvpool_buffer_id(const kvpool_buffer *buffer);
 KVPOOL_API uint64_t kvpool_buffer_bytes(const kvpool_buffer *buffer);
