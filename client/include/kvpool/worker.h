@@ -128,8 +128,9 @@ KVPOOL_API kvpool_status kvpool_attachment_create_buffer(kvpool_attachment *atta
 /* One that the scheduler made (kvpool_buffer_create), by kvpool_buffer_id; releasing it here only unmaps it. */
 KVPOOL_API kvpool_status kvpool_attachment_map_buffer(kvpool_attachment *attachment, uint64_t buffer_id,
                                                       kvpool_buffer **out, kvpool_error *error);
-/* Host devices: [offset_bytes, offset_bytes + bytes) of a memfd of memfd_bytes, sealed with SHRINK, GROW and SEAL;
- * offset_bytes: a multiple of 16. fd stays the caller's. */
+/* Host devices: [offset_bytes, offset_bytes + bytes) of a memfd of memfd_bytes, sealed with SHRINK, GROW and SEAL,
+ * not with WRITE or FUTURE_WRITE, and open for reading and writing; offset_bytes: a multiple of 16. fd stays the
+ * caller's. */
 KVPOOL_API kvpool_status kvpool_attachment_import_memfd(kvpool_attachment *attachment, int fd, uint64_t memfd_bytes,
                                                         uint64_t offset_bytes, uint64_t bytes, kvpool_buffer **out,
                                                         kvpool_error *error);
