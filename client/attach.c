@@ -242,8 +242,16 @@ static kvpool_status request_send(kvpool_attachment *attachment, const struct kv
   }
 }
 
+/* A child's requests, and what it reads, would be missing in its parent's talk with the daemon. */
+static kvpool_status process_check(const kvpool_attachment *attachment, kvpool_error *error) {
+  return attachment->pid == getpid() ? KVPOOL_OK : kvp_fail_forked(error, "the attachment", attachment->pid);
+}
+
 kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp_attach_request *request,
                                  kvp_attach_part_fn on_part, void *context, kvpool_error *error) {
+  if (process_check(attachment, error) != KVPOOL_OK) {
+    return KVPOOL_INVALID_ARGUMENT;
+  }
   kvp_attachment_look(attachment);
   if (attachment->state == KVP_ATTACHMENT_ENDED) {
     return kvp_attachment_check(attachment, error);
@@ -462,6 +470,9 @@ void kvpool_attachment_info_get(const kvpool_attachment *attachment, kvpool_atta
 
 kvpool_status kvpool_attachment_state(kvpool_attachment *attachment, kvpool_error *error) {
   assert(attachment != NULL);
+  if (process_check(attachment, error) != KVPOOL_OK) {
+    return KVPOOL_INVALID_ARGUMENT;
+  }
   if (attachment->socket >= 0) {
     kvp_attachment_look(attachment);
   }

@@ -205,7 +205,11 @@ static kvpool_status map_finish(struct pool_request *request, kvpool_error *erro
 
 kvpool_status kvpool_attachment_map_pool(kvpool_attachment *attachment, const char *name, kvpool_map_access access,
                                          kvpool_pool_map **out, kvpool_error *error) {
-  assert(attachment != NULL && name != NULL && out != NULL && access <= KVPOOL_MAP_NOTHING);
+  assert(attachment != NULL && name != NULL && out != NULL);
+  if ((uint32_t)access > KVPOOL_MAP_NOTHING) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "access", -1, access, "access %d is no kvpool_map_access",
+                       (int)access);
+  }
   struct kvp_attach_pool_name body = {.name = ""};
   if (strlen(name) >= sizeof body.name) {
     return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "a pool's name has at most %zu characters, this one %zu",

@@ -82,10 +82,14 @@ void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error 
          hold_record(attachment, &record)) {
     kvp_lane_advance(&attachment->ring.completions, &record);
   }
-  if (attachment->epoll >= 0) { /* closing doesn't: the executor's end of it stays open */
+  if (is_ours && attachment->epoll >= 0) { /* closing doesn't: the executor's end of it stays open */
     (void)epoll_ctl(attachment->epoll, EPOLL_CTL_DEL, attachment->completion_event, NULL);
   }
-  kvp_ring_deinit(&attachment->ring);
+  if (is_ours) {
+    kvp_ring_deinit(&attachment->ring);
+  } else {
+    memset(&attachment->ring, 0, sizeof attachment->ring); /* other memory of the child's may be there by now */
+  }
   (void)close(attachment->command_event);
   (void)close(attachment->completion_event);
   attachment->command_event = attachment->completion_event = -1;
@@ -138,6 +142,9 @@ static kvpool_status post_options(const kvpool_post_options *options, kvpool_pos
 
 static kvpool_status post_check(kvpool_attachment *attachment, const kvpool_step *step, uint64_t bytes,
                                 kvpool_error *error) {
+  if (step->attachment != NULL && step->attachment != attachment) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "the step was made for another attachment");
+  }
   if (attachment->socket < 0) {
     return kvp_attachment_check(attachment, error);
   }
@@ -203,7 +210,7 @@ kvpool_status kvp_attachment_post_step(kvpool_attachment *attachment, const kvpo
 
 kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
                                      const kvpool_post_options *options, uint64_t *step_id, kvpool_error *error) {
-  assert(attachment != NULL && step != NULL && (step->attachment == NULL || step->attachment == attachment));
+  assert(attachment != NULL && step != NULL);
   kvpool_post_options used;
   kvpool_status status = post_options(options, &used, error);
   if (status != KVPOOL_OK) {

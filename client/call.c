@@ -186,6 +186,10 @@ static void call_link(kvpool_client *client, struct kvp_call *call) {
 
 kvpool_status kvp_call_new(kvpool_client *client, enum kvp_method method, const struct kvp_call_events *events,
                            void *object, struct kvp_call **out, kvpool_error *error) {
+  kvpool_status status = kvp_client_check_process(client, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
   struct kvp_call *call = calloc(1, sizeof *call);
   if (call == NULL) {
     return kvp_fail_no_memory(error);
@@ -201,7 +205,6 @@ kvpool_status kvp_call_new(kvpool_client *client, enum kvp_method method, const 
   call->details = grpc_empty_slice();
   grpc_metadata_array_init(&call->initial);
   grpc_metadata_array_init(&call->trailing);
-  kvpool_status status = KVPOOL_OK;
   pthread_mutex_lock(&client->lock);
   if (client->closing) {
     status = kvp_fail(error, KVPOOL_DISCONNECTED, "%s: the client has been destroyed", kvp_method_name(method));

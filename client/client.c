@@ -41,6 +41,14 @@ kvpool_status kvp_client_check_may_block(const char *what, kvpool_error *error) 
   return KVPOOL_OK;
 }
 
+bool kvp_client_is_ours(const kvpool_client *client) {
+  return client->pid == getpid();
+}
+
+kvpool_status kvp_client_check_process(const kvpool_client *client, kvpool_error *error) {
+  return kvp_client_is_ours(client) ? KVPOOL_OK : kvp_fail_forked(error, "the client", client->pid);
+}
+
 void kvp_sync_init(pthread_mutex_t *lock, pthread_cond_t *condition) {
   pthread_condattr_t attributes;
   int failed = pthread_condattr_init(&attributes);
@@ -216,15 +224,32 @@ static void methods_register(kvpool_client *client) {
   }
 }
 
+/* A child of a fork has gRPC's memory and descriptors, without its threads: a connection of its own would get no answer,
+ * and end its parent's through the epoll set that they share. */
+static kvpool_status grpc_check_process(kvpool_error *error) {
+  static _Atomic pid_t first_user;
+  pid_t user = 0;
+  if (!atomic_compare_exchange_strong(&first_user, &user, getpid()) && user != getpid()) {
+    return kvp_fail(error, KVPOOL_INVALID_ARGUMENT,
+                    "process %ld has used gRPC before it forked this one: connect after a fork only, or exec",
+                    (long)user);
+  }
+  return KVPOOL_OK;
+}
+
 static kvpool_status client_new(const char *target, uint32_t timeout_ms, kvpool_client **out, kvpool_error *error) {
   kvpool_client *client = calloc(1, sizeof *client);
   if (client == NULL) {
     return kvp_fail_no_memory(error);
   }
+  client->pid = getpid();
   atomic_init(&client->timeout_ms, timeout_ms);
   client->message_bytes_max = kvp_message_bytes_max;
   client->chunk_bytes_max = kvp_chunk_bytes_max;
   kvpool_status status = target_resolve(target, client->target, sizeof client->target, error);
+  if (status == KVPOOL_OK) {
+    status = grpc_check_process(error);
+  }
   if (status != KVPOOL_OK) {
     free(client);
     return status;
@@ -335,7 +360,7 @@ kvpool_status kvpool_client_connect(const char *target, const kvpool_connect_opt
 }
 
 void kvpool_client_destroy(kvpool_client *client) {
-  if (client == NULL) {
+  if (client == NULL || !kvp_client_is_ours(client)) {
     return;
   }
   assert(!on_library_thread && "kvpool_client_destroy from inside a callback");

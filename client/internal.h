@@ -15,6 +15,7 @@
 #include <protobuf-c/protobuf-c.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include "client/include/kvpool/kvpool.h"
@@ -46,6 +47,9 @@ void kvp_error_fill(kvpool_error *error, kvpool_status status, const char *array
 #define kvp_fail_at(error, status, array, position, value, ...)                                                      \
   (kvp_error_fill((error), (status), (array), (position), (value), __VA_ARGS__), (status))
 #define kvp_fail_no_memory(error) kvp_fail(error, KVPOOL_NO_MEMORY, "this process is out of memory")
+/* In a child of a fork. what: which handle, made by process `pid`. */
+#define kvp_fail_forked(error, what, pid)                                                                            \
+  kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "%s is of process %ld, no handle survives a fork", what, (long)(pid))
 /* From the protocol's own detail. */
 kvpool_status kvp_fail_detail(kvpool_error *error, const Kvpool__V1__ErrorDetail *detail);
 /* From the daemon's own struct, as rings and the attach socket carry it. */
@@ -134,6 +138,7 @@ struct kvp_call;
 struct kvpool_client {
   atomic_uint references;
   char target[128]; /* "unix:PATH" */
+  pid_t pid;        /* whose it is */
   atomic_uint timeout_ms;
   size_t message_bytes_max; /* what the daemon said at connect */
   size_t chunk_bytes_max;
@@ -161,6 +166,11 @@ const char *kvp_client_path(const kvpool_client *client);
 bool kvp_client_on_library_thread(void);
 /* KVPOOL_INVALID_ARGUMENT from inside a callback. */
 kvpool_status kvp_client_check_may_block(const char *what, kvpool_error *error);
+/* False in a child of a fork: it has neither the library's thread nor gRPC's, and what its parent's locks guard may be
+ * half done. */
+bool kvp_client_is_ours(const kvpool_client *client);
+/* KVPOOL_INVALID_ARGUMENT in a child of a fork. */
+kvpool_status kvp_client_check_process(const kvpool_client *client, kvpool_error *error);
 /* Whether the socket is listened on, by a connect(2) of our own: gRPC alone can't tell "nobody there" from "still
  * connecting". */
 kvpool_status kvp_client_probe(const kvpool_client *client, kvpool_error *error);

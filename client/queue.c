@@ -241,7 +241,12 @@ static kvpool_status queue_check_room(const kvpool_queue *queue, kvpool_error *e
 
 kvpool_status kvpool_queue_submit(kvpool_queue *queue, const kvpool_step *step, uint64_t *step_id,
                                   kvpool_error *error) {
-  assert(queue != NULL && step != NULL && (step->session == queue->session || step->session == NULL));
+  assert(queue != NULL && step != NULL);
+  if (step->session != NULL && step->session != queue->session) {
+    return kvp_fail(
+        error, KVPOOL_INVALID_ARGUMENT, "the step was made for session %llu, the queue is of session %llu",
+        (unsigned long long)kvpool_session_id(step->session), (unsigned long long)kvpool_session_id(queue->session));
+  }
   grpc_byte_buffer *message;
   struct kvp_call *call = NULL;
   kvpool_status status = kvp_session_check(queue->session, error);
@@ -283,6 +288,9 @@ static bool queue_is_settled(const kvpool_queue *queue, uint64_t step_id) {
 kvpool_status kvpool_queue_wait(kvpool_queue *queue, kvpool_error *error) {
   assert(queue != NULL);
   kvpool_status status = kvp_client_check_may_block("kvpool_queue_wait", error);
+  if (status == KVPOOL_OK) {
+    status = kvp_client_check_process(queue->session->client, error);
+  }
   if (status != KVPOOL_OK) {
     return status;
   }
@@ -341,7 +349,7 @@ static void queue_drain(kvpool_queue *queue, struct kvp_call *call) {
 }
 
 void kvpool_queue_close(kvpool_queue *queue) {
-  if (queue == NULL) {
+  if (queue == NULL || !kvp_client_is_ours(queue->session->client)) {
     return;
   }
   bool may_block = !kvp_client_on_library_thread();

@@ -218,7 +218,6 @@ static kvpool_status served_check(const kvpool_replay *replay, kvpool_error *err
 kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step, uint64_t *step_id,
                                  kvpool_error *error) {
   assert(replay != NULL && step != NULL);
-  assert(step->attachment == NULL || step->attachment == replay->attachment);
   kvpool_status status = step_check(replay, step, error);
   if (status == KVPOOL_OK) {
     status = served_check(replay, error);

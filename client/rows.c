@@ -107,10 +107,10 @@ kvpool_status kvpool_rows_store(kvpool_session *session, const kvpool_layer *lay
 }
 
 /* Bytes of one row of a load's two outputs. */
-static kvpool_status loaded_sizes(const kvpool_layer *layer, uint32_t *row_bytes, uint32_t *scale_bytes,
-                                  kvpool_error *error) {
+static kvpool_status loaded_sizes(const kvpool_session *session, const kvpool_layer *layer, uint32_t *row_bytes,
+                                  uint32_t *scale_bytes, kvpool_error *error) {
   const kvpool_region_info *region = &layer->pool->regions[layer->region];
-  const kvpool_server_info *info = layer->pool->client->info;
+  const kvpool_server_info *info = session->client->info; /* a pool of a map has no client */
   for (size_t i = 0; i < kvpool_server_info_format_count(info); i++) {
     const kvpool_format_info *format = kvpool_server_info_format(info, i);
     if (strcmp(format->name, region->format) == 0) {
@@ -210,7 +210,7 @@ kvpool_status kvpool_rows_load(kvpool_session *session, const kvpool_layer *laye
   }
   kvpool_status status = rows_check(session, layer, "segments", segments_bytes, error);
   uint32_t row_bytes = 0, scale_bytes = 0;
-  status = status == KVPOOL_OK ? loaded_sizes(layer, &row_bytes, &scale_bytes, error) : status;
+  status = status == KVPOOL_OK ? loaded_sizes(session, layer, &row_bytes, &scale_bytes, error) : status;
   if (status != KVPOOL_OK) {
     return status;
   }

@@ -50,7 +50,10 @@ Kvpool__V1__SessionRef kvp_session_reference(kvpool_session *session) {
 }
 
 kvpool_status kvp_session_check(kvpool_session *session, kvpool_error *error) {
-  kvpool_status status = KVPOOL_OK;
+  kvpool_status status = kvp_client_check_process(session->client, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
   pthread_mutex_lock(&session->lock);
   if (session->closing) {
     status = kvp_fail(error, KVPOOL_UNKNOWN_SESSION, "session %llu has been closed", (unsigned long long)session->id);
@@ -298,7 +301,7 @@ kvpool_status kvpool_session_open(kvpool_client *client, const kvpool_session_op
 }
 
 void kvpool_session_close(kvpool_session *session) {
-  if (session == NULL) {
+  if (session == NULL || !kvp_client_is_ours(session->client)) {
     return;
   }
   bool may_block = !kvp_client_on_library_thread();

@@ -6,10 +6,12 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,6 +111,8 @@ static void test_map_pool(void **state) {
   assert_int_equal(kvpool_pool_map_region(map, 0)->memory_bytes, 168960);
   kvpool_pool_map_destroy(map);
   kvpool_pool_map_destroy(NULL);
+  assert_fails(kvpool_attachment_map_pool(attachment, "main", (kvpool_map_access)3, &map, &error),
+               KVPOOL_INVALID_ARGUMENT, "access 3");
   assert_fails(kvpool_attachment_map_pool(attachment, "other", KVPOOL_MAP_READ, &map, &error), KVPOOL_UNKNOWN_POOL,
                "no such pool");
   (void)munmap(theirs, 168960);
@@ -133,18 +137,67 @@ static void test_write_faults_the_writer(void **state) {
   kvpool_pool_map_destroy(map);
 }
 
-/* A child of a fork that detaches leaves its parent's attachment alone; one that posts faults alone. */
+/* Whether a child of a fork is told that it has no attachment. Its parent's asserts aren't its own. */
+static bool is_refused(void) {
+  kvpool_pool_map *map;
+  kvpool_buffer *buffer;
+  return kvpool_attachment_map_pool(attachment, "main", KVPOOL_MAP_READ, &map, &error) == KVPOOL_INVALID_ARGUMENT &&
+         strstr(error.text, "no handle survives a fork") != NULL &&
+         kvpool_attachment_create_buffer(attachment, 64, &buffer, &error) == KVPOOL_INVALID_ARGUMENT &&
+         kvpool_attachment_state(attachment, &error) == KVPOOL_INVALID_ARGUMENT;
+}
+
+struct range {
+  uintptr_t begin, end;
+};
+
+/* Where the attachment has mapped its ring: it is the fake executor's, which has a mapping of its own. */
+static struct range ring_find(void) {
+  struct range found = {.begin = 0};
+  char line[512];
+  FILE *maps = fopen("/proc/self/maps", "r");
+  assert_non_null(maps);
+  while (fgets(line, sizeof line, maps) != NULL) {
+    char *end;
+    const struct range range = {.begin = strtoul(line, &end, 16), .end = strtoul(end + 1, NULL, 16)};
+    if (strstr(line, "ring (deleted)") != NULL && range.begin != (uintptr_t)fake.ring.map) {
+      found = range;
+    }
+  }
+  (void)fclose(maps);
+  assert_true(found.begin != 0);
+  return found;
+}
+
+/* Where its parent's ring is not any more the child has memory of its own, which stays when it detaches. */
+static bool is_detached_alone(struct range ring) {
+  void *there = mmap((void *)ring.begin, ring.end - ring.begin, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (there == MAP_FAILED) {
+    return false;
+  }
+  kvpool_detach(attachment);
+  *(volatile uint8_t *)there = 1;
+  return true;
+}
+
+/* A child of a fork that detaches leaves its parent's attachment alone, what it asks is refused, and one that posts
+ * faults alone. */
 static void test_fork(void **state) {
   (void)state;
   kvpool_step *step;
   assert_ok(kvpool_attachment_step_new(attachment, &step, &error));
-  for (int way = 0; way < 2; way++) {
+  const struct range ring = ring_find();
+  struct pollfd waited = {.fd = kvpool_attachment_fd(attachment), .events = POLLIN};
+  for (int way = 0; way < 3; way++) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
       (void)signal(SIGSEGV, SIG_DFL);
       if (way == 0) {
-        kvpool_detach(attachment);
+        _exit(is_detached_alone(ring) ? 0 : 1);
+      } else if (way == 1) {
+        _exit(is_refused() ? 0 : 1);
       } else {
         (void)kvpool_attachment_post(attachment, step, NULL, NULL, NULL);
       }
@@ -152,13 +205,18 @@ static void test_fork(void **state) {
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(way == 0 ? WIFEXITED(status) : WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    assert_true(way < 2 ? WIFEXITED(status) && WEXITSTATUS(status) == 0
+                        : WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
   }
   assert_ok(kvpool_attachment_post(attachment, step, NULL, NULL, &error));
   uint8_t payload[4096];
   struct kvp_ring_record record;
   assert_true(fake_take(&fake, &record, payload, sizeof payload));
   assert_int_equal(record.tag, 1);
+  assert_true(kvpool_attachment_arm(attachment));
+  fake_done(&fake, record.tag, 0);
+  assert_int_equal(poll(&waited, 1, 10000),
+                   1); /* the child's detach took nothing off the epoll set that they share */
   kvpool_pool_map *map;
   assert_ok(kvpool_attachment_map_pool(attachment, "main", KVPOOL_MAP_NOTHING, &map, &error));
   kvpool_pool_map_destroy(map);

@@ -22,6 +22,9 @@
  *               all, and a moment (0.2 s) more for what it cancels; what a daemon that hangs still holds on to is taken
  *               down behind its back, when that ends or goes on. A callback that is running is waited for however long
  *               it takes. Asynchronous calls say so.
+ *   Fork        Handles don't survive a fork: in the child calls that would ask the daemon are refused
+ *               (KVPOOL_INVALID_ARGUMENT), and what closes or destroys tells nobody. A child may exec, _exit, or attach
+ *               (worker.h) for itself; it may connect only where its parent never had.
  *   Arrays      int32 slots, block ids and segments in host byte order (little-endian hosts only).
  */
 #ifndef KVPOOL_KVPOOL_H
@@ -687,7 +690,8 @@ typedef void (*kvpool_completion_fn)(void *context, const kvpool_completion *com
 KVPOOL_API kvpool_status kvpool_queue_open(kvpool_session *session, kvpool_completion_fn on_completion, void *context,
                                            bool want_accepted, kvpool_queue **out, kvpool_error *error);
 /* Asynchronous: returns when the step has been handed to the transport. The step may be cleared or changed at once.
- * KVPOOL_BUSY: more than the queue's limit of steps wait; KVPOOL_DISCONNECTED, KVPOOL_UNKNOWN_SESSION. */
+ * KVPOOL_BUSY: more than the queue's limit of steps wait; KVPOOL_INVALID_ARGUMENT: the step is of another session, or of
+ * an attachment; KVPOOL_DISCONNECTED, KVPOOL_UNKNOWN_SESSION. */
 KVPOOL_API kvpool_status kvpool_queue_submit(kvpool_queue *queue, const kvpool_step *step, uint64_t *step_id,
                                              kvpool_error *error);
 /* Blocking: until every step submitted so far has had its last word, failed ones included, and its callback has

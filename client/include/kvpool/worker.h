@@ -10,10 +10,11 @@
  *              Posting and polling never wait and, but for waking an executor that sleeps, make no system call.
  *   Death      The attachment lives as long as its socket: when the process dies, its ring, its steps and the buffers
  *              that it made are gone, and nothing else of the session. When the session ends, so do its attachments.
- *   Fork       Only the process that attached may use an attachment: in a child of fork every call with it but
- *              kvpool_detach faults or is undefined. A child that lives on without exec keeps the socket open, so that
- *              the daemon doesn't notice its parent's death: it should call kvpool_detach, which there gives back the
- *              child's copies alone. CUDA's own rule is stricter: no CUDA in a child of fork.
+ *   Fork       Only the process that attached may use an attachment: in a child of fork calls that ask the daemon are
+ *              refused (KVPOOL_INVALID_ARGUMENT), every other but kvpool_detach faults or is undefined. A child that
+ *              lives on without exec keeps the socket open, so that the daemon doesn't notice its parent's death: it
+ *              should call kvpool_detach, which there gives back the child's copies alone. CUDA's own rule is stricter:
+ *              no CUDA in a child of fork.
  */
 #ifndef KVPOOL_WORKER_H
 #define KVPOOL_WORKER_H
@@ -187,6 +188,7 @@ typedef struct kvpool_post_options {
 
 /* Asynchronous; steps run in the order in which they were posted. options NULL: the defaults. The step may be changed at
  * once. KVPOOL_BUSY: the ring is full, or 1024 steps are not done. KVPOOL_DEVICE_LOST: until a successor serves.
+ * KVPOOL_INVALID_ARGUMENT: a step of another attachment.
  * KVPOOL_TOO_LARGE: more than 4 MiB, use buffer arrays. KVPOOL_WRONG_DEVICE: kvpool_step_set_placement named another,
  * or a buffer is on another. */
 KVPOOL_API kvpool_status kvpool_attachment_post(kvpool_attachment *attachment, const kvpool_step *step,
