@@ -2,6 +2,7 @@
 import ctypes
 from ctypes import byref, c_char_p, c_int32, c_int64, c_void_p, py_object
 
+from ._int32 import numpy
 from ._library import ArrayStruct, library, made
 
 _CPU = 1
@@ -93,16 +94,29 @@ class Array:
             _delete(managed.value, name)
             raise
 
+    def _why_not_numpy(self):
+        if self._device[0] != _CPU:
+            return "memory of a GPU is none of numpy's: use DLPack, as torch.from_dlpack does"
+        if TYPES[self.dtype][2] is None:
+            return f"numpy has no {self.dtype}: ask for the array with dtype uint16, or use torch.from_dlpack"
+        return None
+
     @property
     def __array_interface__(self):
         """Only on a host. The array that numpy makes of it keeps this object, and this object the memory."""
-        typestr = TYPES[self.dtype][2]
-        if self._device[0] != _CPU:
-            raise AttributeError("memory of a GPU: use DLPack")
-        if typestr is None:
-            raise AttributeError(f"numpy has no {self.dtype}: take it as uint16")
-        return {"version": 3, "typestr": typestr, "shape": self.shape, "strides": self.strides,
+        why_not = self._why_not_numpy()
+        if why_not is not None:
+            raise AttributeError(why_not)
+        return {"version": 3, "typestr": TYPES[self.dtype][2], "shape": self.shape, "strides": self.strides,
                 "data": (self.address, self.read_only)}
+
+    def __array__(self, dtype=None, copy=None):
+        """What numpy calls where it got no interface: it would make an array of one object."""
+        why_not = self._why_not_numpy()
+        if why_not is not None:
+            raise TypeError(why_not)
+        found = numpy.asarray(self, dtype)
+        return found.copy() if copy else found
 
 
 def dl_device_of(attachment_handle):

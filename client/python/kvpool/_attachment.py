@@ -3,17 +3,22 @@ import collections
 import ctypes
 import os
 import threading
-import weakref
+import time
 from ctypes import POINTER, byref, c_int, c_uint32, c_uint64
 
 from ._array import Array, dl_device_of, itemsize_of
 from ._client import BufferBase, Completion, Ticket, _PoolDescription, _text, drop_buffer
-from ._library import (AttachmentInfo, AttachOptions, CompletionStruct, OpReport, Owned, PostOptions, fields_of,
+from ._errors import DeadlineExceeded, DeviceLost, Status, error_of_fork
+from ._library import (AttachmentInfo, AttachOptions, CompletionStruct, OfProcess, Owned, PostOptions, fields_of,
                        library, made)
-from ._step import Report, Step
+from ._step import Step
 
 READ, READ_WRITE, NOTHING = 0, 1, 2
 WORKER, EXECUTOR = 0, 1
+
+_WORKER_WORDS, _WORDS = 512, 1024  # of which the worker's are the first
+_TIMEOUT_DEFAULT_MS = 10000
+_SLICE_MS = 100  # signal handlers run, and other threads have their turn, after at most this time
 
 
 def attach(ticket=None, *, socket=None, session_id=None, secret=None, device=None, epoch=0, timeout_ms=0):
@@ -21,21 +26,44 @@ def attach(ticket=None, *, socket=None, session_id=None, secret=None, device=Non
     if isinstance(ticket, str):
         ticket = Ticket.from_json(ticket)
     if ticket is None:
+        if session_id is None or secret is None:
+            raise TypeError("attach() wants a ticket, or session_id and secret")
         ticket = Ticket(socket, session_id, secret, device, epoch)
+    if not isinstance(ticket, Ticket):
+        raise TypeError(f"a ticket is a Ticket or its JSON, not {type(ticket).__name__}")
     return Attachment(ticket, device or ticket.device, timeout_ms)
 
 
-class _Turns:
-    """One thread at a time. Buffers that nobody has any more are given back when it is somebody's turn: they may be
-    collected in the middle of a call, and by any thread."""
+class _Slices:
+    """A wait of timeout_ms in all, cut into waits of the library's after which Python's signal handlers can run."""
+
+    def __init__(self, timeout_ms):
+        self._end = time.monotonic() + timeout_ms / 1000
+
+    def next_ms(self):
+        left_ms = (self._end - time.monotonic()) * 1000
+        return 0 if left_ms <= 0 else min(int(left_ms) + 1, _SLICE_MS)
+
+    def is_over(self):
+        return time.monotonic() >= self._end
+
+
+class _Turns(OfProcess):
+    """One thread at a time, in the order in which they came: who waits in slices lets the others in between. Buffers
+    that nobody has any more are given back when it is somebody's turn: they may be collected in the middle of a call,
+    and by any thread."""
 
     def __init__(self):
-        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._lock, self._next = threading.RLock(), threading.RLock()
         self._dropped = collections.deque()
         self._over = False
 
     def __enter__(self):
-        self._lock.acquire()
+        if not self._is_here():
+            raise error_of_fork("Attachment", self._pid)
+        with self._next:
+            self._lock.acquire()
         while self._dropped:
             drop_buffer(self._dropped.popleft())
 
@@ -56,7 +84,7 @@ class _Turns:
             drop_buffer(self._dropped.popleft())
 
 
-class Attachment:
+class Attachment(OfProcess):
     """Calls of several threads take turns; those of a Word don't.
 
     A step that was in flight when its executor died ends with DeviceLost; the next executor is taken into use by
@@ -65,17 +93,30 @@ class Attachment:
     def __init__(self, ticket, device, timeout_ms):
         options = AttachOptions(ctypes.sizeof(AttachOptions), _text(ticket.socket), ticket.session_id,
                                 (ctypes.c_uint8 * 16)(*ticket.secret), _text(device), timeout_ms)
-        self.handle = made(library.attach, byref(options))
+        self._handle = made(library.attach, byref(options))
+        self._patience_ms = timeout_ms or _TIMEOUT_DEFAULT_MS
+        self._running = set()  # steps of `run`, which takes their completions
+        self._kept = collections.deque()  # completions for others than whoever took them
         # What is detached stays a valid handle as long as a step of it does: other threads may wait for its words.
-        keeper = made(library.attachment_step_new, self.handle)
-        self._keep = weakref.finalize(self, library.step_destroy, keeper)
+        keeper = made(library.attachment_step_new, self._handle)
+        self._keep = self._finalize(library.step_destroy, keeper)
         self.turn = _Turns()
-        self._finalizer = weakref.finalize(self, self.turn.detach, self.handle)  # runs before the one above at exit
+        self._finalizer = self._finalize(self.turn.detach, self._handle)  # runs before the one above at exit
         self.saw_epoch(ticket.epoch)
         self.dl_device = dl_device_of(self.handle)
 
+    @property
+    def handle(self):
+        self._check_process()
+        return self._handle
+
     def detach(self):
-        """Its ring, its steps and the buffers that it made are gone; the session goes on. Arrays stay mapped."""
+        """Its ring, its steps and the buffers that it made are gone; the session goes on. Arrays stay mapped. In a child
+        of a fork: the child's copy of the socket, without which the daemon would miss its parent's death."""
+        if not self._is_here():
+            if self._finalizer.detach() is not None:
+                library.detach(self._handle)
+            return
         with self.turn:
             self._finalizer()
 
@@ -170,27 +211,78 @@ class Attachment:
             library.attachment_post(self.handle, step.handle, byref(options), byref(step_id))
         return step_id.value
 
+    def _take(self, call, *arguments):
+        """A completion of the library's, None when there is none. It is told once: an exception of a signal handler
+        must not lose it."""
+        out = POINTER(CompletionStruct)()
+        try:
+            call(self.handle, *arguments, byref(out))
+        except BaseException:
+            if out:
+                self._kept.append(Completion(out.contents))
+            raise
+        return Completion(out.contents) if out else None
+
+    def _kept_of(self, is_wanted):
+        for completion in self._kept:
+            if is_wanted(completion):
+                self._kept.remove(completion)
+                return completion
+        return None
+
+    def _is_for_all(self, completion):
+        return completion.step_id not in self._running
+
+    def _next(self, is_wanted, call, *arguments):
+        """The next that is wanted, None when there is none. The others are kept for those who want them."""
+        while True:
+            completion = self._kept_of(is_wanted)
+            if completion is not None:
+                return completion
+            completion = self._take(call, *arguments)
+            if completion is None or is_wanted(completion):
+                return completion
+            self._kept.append(completion)
+
+    def _wait(self, is_wanted, timeout_ms):
+        """None after timeout_ms. The turn is given up between the slices."""
+        slices = _Slices(timeout_ms)
+        while True:
+            try:
+                with self.turn:
+                    return self._next(is_wanted, library.attachment_wait, slices.next_ms())
+            except DeadlineExceeded:
+                if slices.is_over():
+                    return None
+
     def poll(self):
         """The next Completion, or None."""
-        out = POINTER(CompletionStruct)()
         with self.turn:
-            library.attachment_poll(self.handle, byref(out))
-            return Completion(out.contents) if out else None
+            return self._next(self._is_for_all, library.attachment_poll)
 
     def wait(self, timeout_ms):
-        """The next Completion; raises DeadlineExceeded when none comes."""
-        out = POINTER(CompletionStruct)()
-        with self.turn:
-            library.attachment_wait(self.handle, timeout_ms, byref(out))
-            return Completion(out.contents)
+        """The next Completion; raises DeadlineExceeded when none comes. Signal handlers run meanwhile."""
+        completion = self._wait(self._is_for_all, timeout_ms)
+        if completion is None:
+            raise DeadlineExceeded(Status.DEADLINE_EXCEEDED, "no step of the "
+                                   f"{self.info()['steps_in_flight']} that are not done had a word to say for "
+                                   f"{timeout_ms} ms")
+        return completion
 
     def run(self, step, base=0, deadline_ms=0):
-        """Posts, and waits until it is done. A Report of each op."""
-        options = PostOptions(ctypes.sizeof(PostOptions), base, deadline_ms, False)
-        reports = (OpReport * max(step.op_count, 1))()
+        """Posts, and waits until it is done, at most the attachment's timeout and the deadline. A Report of each op.
+        Signal handlers run meanwhile; when one raises, or it takes too long, the step's Completion is told by `poll`."""
+        timeout_ms = self._patience_ms + deadline_ms
         with self.turn:
-            library.attachment_run(self.handle, step.handle, byref(options), reports, step.op_count)
-        return [Report(report) for report in reports[:step.op_count]]
+            step_id = self.post(step, base, deadline_ms)
+            self._running.add(step_id)
+        try:
+            completion = self._wait(lambda found: found.step_id == step_id, timeout_ms)
+        finally:
+            self._running.discard(step_id)
+        if completion is None:
+            raise DeadlineExceeded(Status.DEADLINE_EXCEEDED, f"step {step_id} is not done after {timeout_ms} ms")
+        return completion.check()
 
     def fileno(self):
         """For event loops: readable when there may be a completion, once `arm` said True."""
@@ -200,12 +292,14 @@ class Attachment:
     def arm(self):
         """Before a sleep on fileno(). False: something is there, poll instead."""
         with self.turn:
-            return library.attachment_arm(self.handle)
+            return not any(map(self._is_for_all, self._kept)) and library.attachment_arm(self.handle)
 
     # -- timelines
 
     def new_word(self, writer):
         """writer: WORKER (this process signals) or EXECUTOR (steps signal)."""
+        if writer not in (WORKER, EXECUTOR):
+            raise ValueError(f"writer {writer!r} is neither WORKER nor EXECUTOR")
         word, value = c_uint32(), c_uint64()
         library.timeline_new(self.handle, writer, byref(word), byref(value))
         return Word(self, word.value, value.value)
@@ -215,6 +309,8 @@ class Word:
     """A word of the timelines. value: what stood in it when it was given out; its user counts up from there."""
 
     def __init__(self, attachment, index, value):
+        if not 0 <= index < _WORDS:
+            raise IndexError(f"word {index}, an attachment has {_WORDS}")
         self.attachment, self.index, self.value = attachment, index, value
 
     def __int__(self):
@@ -239,9 +335,25 @@ class Word:
         return value.value
 
     def wait(self, value, timeout_ms):
-        """Until it is at least value. Raises when it is poisoned, and DeadlineExceeded."""
-        library.timeline_wait(self.attachment.handle, self.index, value, timeout_ms)
+        """Until it is at least value. Raises when it is poisoned, and DeadlineExceeded. Signal handlers run meanwhile."""
+        slices, generation = _Slices(timeout_ms), self._generation()
+        while True:
+            try:
+                library.timeline_wait(self.attachment.handle, self.index, value, slices.next_ms())
+                return
+            except DeadlineExceeded as error:
+                if slices.is_over():
+                    raise DeadlineExceeded(error.status, f"word {self.index} is {error.value}, not {value}, after "
+                                           f"{timeout_ms} ms", None, error.array, None, error.value) from None
+            # The words of a successor, which was taken into use between two slices, hide that the old ones are poisoned.
+            if self.index >= _WORKER_WORDS and self._generation() != generation:
+                raise DeviceLost(Status.DEVICE_LOST, f"word {self.index} is poisoned: the executor that would have "
+                                 "counted it up died", None, "word", None, self.index)
 
+    def _generation(self):
+        out = AttachmentInfo()
+        library.attachment_info_get(self.attachment.handle, byref(out))
+        return out.generation
 
     def device_address(self):
         """The word as the attachment's GPU sees it, for kernels of the program's own."""
@@ -301,7 +413,10 @@ class PoolMap(Owned, _PoolDescription):
 
     def region(self, region):
         """region: an index, or a name."""
-        return Region(self, self.region_index(region))
+        index = self.region_index(region)
+        if not 0 <= index < len(self.regions):
+            raise IndexError(f"region {index} of pool {self.name!r}, which has {len(self.regions)}")
+        return Region(self, index)
 
 
 class Region:
@@ -349,8 +464,9 @@ class MappedBuffer(BufferBase):
         self.attachment = attachment
 
     def release(self):
-        with self.attachment.turn:
-            super().release()
+        if self._is_here():
+            with self.attachment.turn:
+                super().release()
 
     @property
     def address(self):

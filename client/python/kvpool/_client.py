@@ -3,13 +3,15 @@ import ctypes
 import json
 from ctypes import byref, c_char_p, c_uint8, c_uint64
 
-from ._errors import Error, error_from
+from ._errors import Error, Status, error_from
 from ._int32 import Int32In, Int32Out
 from ._library import (COMPLETION_FN, SESSION_EVENT_FN, ConnectOptions, OpReport, Owned, PoolSpec, RegionSpec,
-                       SessionOptions, fields_of, library, made)
+                       SessionOptions, callback, destroy_client, drop_callback, fields_of, is_in_callback, library,
+                       made)
 from ._step import BufferArray, LayerRef, Report, Step, ViewRef
 
 PAGED, RING = 0, 1
+_SECRET_BYTES = 16
 
 
 def _text(value):
@@ -22,9 +24,12 @@ class Client(Owned):
 
     def __init__(self, target=None, timeout_ms=0, wait_until_serving=False):
         options = ConnectOptions(ctypes.sizeof(ConnectOptions), timeout_ms, wait_until_serving)
-        self._own(made(library.client_connect, _text(target), byref(options)), library.client_destroy)
+        self._formats = None
+        self._own(made(library.client_connect, _text(target), byref(options)), destroy_client)
 
     def close(self):
+        if is_in_callback():
+            raise Error(Status.INVALID_ARGUMENT, "a client can't be closed from inside a callback")
         self._give_back()
 
     def __enter__(self):
@@ -48,6 +53,12 @@ class Client(Owned):
             }
         finally:
             library.server_info_destroy(handle)
+
+    def format(self, name):
+        """The entry of info()'s formats, None for one that the daemon hasn't."""
+        if self._formats is None:
+            self._formats = {found["name"]: found for found in self.info()["formats"]}
+        return self._formats.get(name)
 
     def pool(self, name):
         """An open handle of the pool of this name."""
@@ -126,7 +137,9 @@ class Ticket:
     """What a worker needs to attach to a session. It is a secret: whoever has it acts for the session."""
 
     def __init__(self, socket, session_id, secret, device=None, epoch=0):
-        self.socket, self.session_id, self.secret = socket, session_id, bytes(secret)
+        self.socket, self.session_id, self.secret = socket, session_id, bytes(memoryview(secret))
+        if len(self.secret) != _SECRET_BYTES:
+            raise ValueError(f"a secret has {_SECRET_BYTES} bytes, this one {len(self.secret)}")
         self.device, self.epoch = device, epoch
 
     def __repr__(self):
@@ -154,23 +167,21 @@ def _event_of(struct):
     return event
 
 
-def _close_session(handle, callback):
+def _close_session(handle, on_event):
     library.session_close(handle)
-    del callback  # not before: it may be running
+    drop_callback(on_event)  # not before: it may be running
 
 
 class Session(Owned):
     """It lives as long as this process holds it."""
 
     def __init__(self, client, name, namespace, blocks_max, on_event):
-        def tell(_, event):
-            on_event(_event_of(event.contents))
-
         self.client = client
-        callback = SESSION_EVENT_FN(tell) if on_event is not None else SESSION_EVENT_FN(0)
-        options = SessionOptions(ctypes.sizeof(SessionOptions), _text(name), _text(namespace), blocks_max, callback,
-                                 None)
-        self._own(made(library.session_open, client.handle, byref(options)), _close_session, callback)
+        tell = SESSION_EVENT_FN(0)
+        if on_event is not None:
+            tell = callback(SESSION_EVENT_FN, lambda event: on_event(_event_of(event)))
+        options = SessionOptions(ctypes.sizeof(SessionOptions), _text(name), _text(namespace), blocks_max, tell, None)
+        self._own(made(library.session_open, client.handle, byref(options)), _close_session, tell)
         self.id = library.session_id(self.handle)
 
     def close(self):
@@ -192,7 +203,7 @@ class Session(Owned):
         library.session_state(self.handle)
 
     def ticket(self, device=None):
-        secret = (c_uint8 * 16)()
+        secret = (c_uint8 * _SECRET_BYTES)()
         library.session_secret(self.handle, secret)
         return Ticket(self.client.info()["attach_socket"], self.id, secret, device, self.epoch)
 
@@ -231,11 +242,28 @@ class Session(Owned):
 
     def load_rows(self, layer, segments, total_k, row_bytes, scale_bytes=0):
         """(rows, scales, report): bytearrays of total_k * row_bytes and total_k * scale_bytes."""
+        self._check_loaded(layer, row_bytes, scale_bytes)
         given, report = Int32In(segments), OpReport()
         rows, scales = bytearray(total_k * row_bytes), bytearray(total_k * scale_bytes)
         library.rows_load(self.handle, byref(layer.struct), given.address, given.count // 4, total_k,
                           _address_of(rows), _address_of(scales) if scale_bytes else None, byref(report))
         return rows, scales, Report(report)
+
+
+    def _check_loaded(self, layer, row_bytes, scale_bytes):
+        """The library writes as many bytes as rows of the region's format have. What it refuses is left to it."""
+        if not 0 <= layer.region < len(layer.pool.regions):
+            return
+        region = layer.pool.regions[layer.region]
+        found = self.client.format(region["format"])
+        if found is None:
+            return
+        expected = found["loaded_row_bytes"] if found["quantized_elements"] else region["data_bytes"]
+        if row_bytes != expected:
+            raise ValueError(f"row_bytes is {row_bytes}, rows of region {region['name']!r} have {expected}")
+        if scale_bytes != found["loaded_scale_bytes"]:
+            raise ValueError(f"scale_bytes is {scale_bytes}, scales of region {region['name']!r} have "
+                             f"{found['loaded_scale_bytes']}")
 
 
 def _bytes_of(data):
@@ -272,6 +300,8 @@ class BufferBase(Owned):
 
     def release(self):
         """It is gone for this process whatever is raised. Arrays over it stay mapped."""
+        if not self._is_here():
+            return
         handle, self._handle = self.handle, None
         self._finalizer.detach()
         library.buffer_release(handle)
@@ -325,21 +355,18 @@ class Completion:
         return self.reports
 
 
-def _close_queue(handle, callback):
+def _close_queue(handle, on_completion):
     library.queue_close(handle)
-    del callback
+    drop_callback(on_completion)
 
 
 class Queue(Owned):
     """Steps that run in order, without waiting for each."""
 
     def __init__(self, session, on_completion, want_accepted):
-        def tell(_, completion):
-            on_completion(Completion(completion.contents))
-
         self._session = session
-        callback = COMPLETION_FN(tell)
-        self._own(made(library.queue_open, session.handle, callback, None, want_accepted), _close_queue, callback)
+        tell = callback(COMPLETION_FN, lambda completion: on_completion(Completion(completion)))
+        self._own(made(library.queue_open, session.handle, tell, None, want_accepted), _close_queue, tell)
 
     def submit(self, step):
         step_id = c_uint64()

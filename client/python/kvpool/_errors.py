@@ -67,6 +67,10 @@ _CLASSES = {Status.BUSY: Busy, Status.DEVICE_LOST: DeviceLost, Status.DEADLINE_E
             Status.DISCONNECTED: Disconnected}
 
 
+def error_of_fork(what, pid):
+    return Error(Status.INVALID_ARGUMENT, f"this {what} is of process {pid}, no handle survives a fork")
+
+
 def error_from(struct):
     """An Error of libkvpool's kvpool_error."""
     try:

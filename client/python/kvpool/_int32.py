@@ -57,6 +57,8 @@ class Int32Out:
     """Room for a call to write int32 to."""
 
     def __init__(self, count):
+        if not 0 <= count < 2**32:
+            raise ValueError(f"{count} is no count of numbers")
         self._memory = (ctypes.c_int32 * max(count, 1))()
         self.count = count
         self.address = ctypes.addressof(self._memory)

@@ -2,11 +2,12 @@
 import ctypes
 import ctypes.util
 import os
+import threading
 import weakref
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int32,
                     c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p)
 
-from ._errors import error_from
+from ._errors import error_from, error_of_fork
 
 HANDLE = c_void_p
 STATUS = c_int
@@ -351,24 +352,84 @@ class _Functions:
 library = _Functions(_load())
 
 
-class Owned:
+class OfProcess:
+    """Something of the library's is the business of the process that made it alone. A child of a fork has neither the
+    threads nor the ring behind a handle: it gives nothing back, and whoever uses one there is told."""
+
+    _pid = None
+
+    def _is_here(self):
+        return self._pid == os.getpid()
+
+    def _check_process(self):
+        if not self._is_here():
+            raise error_of_fork(type(self).__name__, self._pid)
+
+    def _finalize(self, release, *arguments):
+        """To be called when this object is gone, or at exit."""
+        self._pid = os.getpid()
+        return weakref.finalize(self, _release, self._pid, release, *arguments)
+
+
+def _release(pid, release, *arguments):
+    if os.getpid() == pid:
+        release(*arguments)
+
+
+class Owned(OfProcess):
     """Something of the library's that this object gives back: when it is told to, when it is gone, at exit."""
 
     _handle = None
 
     def _own(self, handle, release, *arguments):
         self._handle = handle
-        self._finalizer = weakref.finalize(self, release, handle, *arguments)
+        self._finalizer = self._finalize(release, handle, *arguments)
 
     @property
     def handle(self):
         if self._handle is None:
             raise ValueError(f"this {type(self).__name__} has been given back")
+        self._check_process()
         return self._handle
 
     def _give_back(self):
         self._handle = None
         self._finalizer()
+
+
+_callback = threading.local()
+_callbacks_kept = []
+
+
+def is_in_callback():
+    """On a thread of the library's, where nothing may wait for it."""
+    return getattr(_callback, "is_running", False)
+
+
+def callback(kind, function):
+    """A function of the library's type `kind` that calls function(what is pointed to)."""
+    def tell(_, told):
+        _callback.is_running = True
+        try:
+            function(told.contents)
+        finally:
+            _callback.is_running = False
+
+    return kind(tell)
+
+
+def drop_callback(function):
+    """Who gave callbacks has been closed. One that runs is still needed when it returns."""
+    if is_in_callback():
+        _callbacks_kept.append(function)
+
+
+def destroy_client(handle):
+    """By another thread where the last of a client went inside a callback: it waits for the thread that runs those."""
+    if is_in_callback():
+        threading.Thread(target=library.client_destroy, args=(handle,)).start()
+    else:
+        library.client_destroy(handle)
 
 
 def made(call, *arguments):

@@ -29,8 +29,9 @@ class Replay(Owned):
         self.mode = library.replay_mode_get(self.handle)
 
     def destroy(self):
-        with self.attachment.turn:
-            self._give_back()
+        if self._is_here():
+            with self.attachment.turn:
+                self._give_back()
 
     def __enter__(self):
         return self

@@ -114,7 +114,7 @@ class Step(Owned):
     def load(self, layer, segments, total_k, out, out_scales=None, allow_store_before_load=False):
         """segments: [m, 4] = block (-1: zero rows), begin, end, destination row."""
         return self._add(library.step_add_load_flags, byref(layer.struct), self._number(segments), total_k,
-                         byref(out.struct), _pointer(out_scales), int(allow_store_before_load))
+                         byref(out.struct), _pointer(out_scales), bool(allow_store_before_load))
 
     def assemble(self, out, swa=None, chunk=None, compressed=None, allow_store_before_load=False):
         """swa: (layer, segments, total_k). chunk: a dict of source or reserved, and gather, store_slots, cast_back,
@@ -130,7 +130,7 @@ class Step(Owned):
             compressed_struct = byref(AssembleCompressed(layer.struct, self._number(segments), total_k,
                                                          bool(keep and keep[0])))
         return self._add(library.step_add_assemble, byref(out.struct), swa_struct, chunk_struct, compressed_struct,
-                         int(allow_store_before_load))
+                         bool(allow_store_before_load))
 
     def _chunk(self, source=None, reserved=0, gather=None, store_slots=None, cast_back=False, layer=None):
         struct = AssembleChunk(reserved=reserved, cast_back=cast_back)
@@ -160,6 +160,8 @@ class Step(Owned):
 
     def convert_kv_index(self, layer, topk, block_tables, table_columns, valid, queries, out=None):
         """topk: a ViewRef, or what an array may be; out None: in place."""
+        if topk is None:
+            raise TypeError("topk is None: a ViewRef, or an array, is wanted")
         return self._add(library.step_add_convert_kv_index, byref(layer.struct), self._matrix(topk),
                          self._number(block_tables), table_columns, self._number(valid), queries, _pointer(out))
 
