@@ -271,6 +271,43 @@ def test_rows_queue_and_events(scheduler, pool_name):
     pool.delete(force=True)
 
 
+CALLBACKS = """
+import gc, sys, threading, kvpool
+told, seen = threading.Event(), []
+def on_completion(completion):
+    for close in closes:
+        try:
+            seen.append(close())
+        except kvpool.Error as error:
+            seen.append(error.status.name)
+    told.set()
+client = kvpool.Client(sys.argv[1])
+session = client.open_session()
+if sys.argv[2] == "closes":
+    queue = session.open_queue(on_completion)
+    closes = [client.close, queue.close, session.close]
+    queue.submit(session.step().zero_blocks(client.pool(sys.argv[3]), []))
+else:  # the last of a client goes where nothing may wait for its thread
+    other = [kvpool.Client(sys.argv[1])]
+    queue = session.open_queue(on_completion)
+    closes = [other.clear, lambda: None]
+    queue.submit(session.step().zero_blocks(client.pool(sys.argv[3]), []))
+assert told.wait(60)
+gc.collect()
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("what, seen", [("closes", "['INVALID_ARGUMENT', None, None]"), ("drops", "[None, None]")])
+def test_closing_inside_a_callback(scheduler, daemon, pool_name, what, seen):
+    """A client waits for the thread that runs callbacks; whatever is done there, the program goes on and ends."""
+    pool = scheduler.create_pool(pool_name, 64, 4, [{"name": "kv", "format": "v41", "num_layers": 1}])
+    done = subprocess.run([sys.executable, "-c", CALLBACKS, str(daemon.socket), what, pool_name], env=environment(),
+                          capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (seen + "\n", "", 0)
+    pool.delete()
+
+
 def test_handles_that_are_gone(scheduler):
     session = scheduler.open_session()
     buffer = session.create_buffer(64)

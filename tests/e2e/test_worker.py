@@ -74,6 +74,24 @@ def test_ticket(session):
     assert caught.value.status == kvpool.Status.CANCELLED
 
 
+def test_no_ticket(session):
+    """Refused before anybody is asked."""
+    ticket = session.ticket(DEVICE)
+    for ticketless in ({}, {"session_id": 1}, {"secret": bytes(16)}):
+        with pytest.raises(TypeError, match="a ticket, or session_id and secret"):
+            kvpool.attach(None, **ticketless)
+    with pytest.raises(TypeError, match="not dict"):
+        kvpool.attach(vars(ticket))
+    for count in (0, 15, 17):
+        with pytest.raises(ValueError, match=f"16 bytes, this one {count}"):
+            kvpool.attach(**{**vars(ticket), "secret": (ticket.secret + b"x")[:count]})
+    with pytest.raises(ValueError, match="16 bytes, this one 2"):
+        kvpool.Ticket.from_json(ticket.to_json().replace(ticket.secret.hex(), "abcd"))
+    for secret in (16, "0123456789abcdef"):
+        with pytest.raises(TypeError):
+            kvpool.Ticket(ticket.socket, ticket.session_id, secret)
+
+
 @pytest.mark.parametrize("change, status", [
     ({"secret": bytes(16)}, "WRONG_SECRET"), ({"session_id": 999999}, "UNKNOWN_SESSION"),
     ({"device": "host:7"}, "WRONG_DEVICE"), ({"socket": "/tmp/nobody"}, "DISCONNECTED")])
@@ -220,6 +238,14 @@ def test_buffers_as_arrays(session, worker, rng):
     assert np.asarray(buffer.array("uint8", (0, 7))).shape == (0, 7)
     with pytest.raises(AttributeError, match="bfloat16"):
         buffer.array("bfloat16").__array_interface__
+    for make in (np.asarray, np.array, np.ascontiguousarray):
+        with pytest.raises(TypeError, match="no bfloat16: ask for the array with dtype uint16"):
+            make(buffer.array("bfloat16"))
+    halves = np.asarray(buffer.array("uint16"))
+    halves[:] = 7
+    assert buffer.array("uint16").__array__(np.float32).sum() == 7 * 500
+    assert np.shares_memory(buffer.array("uint16").__array__(), halves)
+    assert not np.shares_memory(buffer.array("uint16").__array__(copy=True), halves)
 
 
 # ---- buffers
@@ -486,6 +512,310 @@ def test_threads_take_turns(session, pool, pool_name, worker):
     for thread in threads:
         thread.join()
     assert sorted(posted) == sorted(told) and len(set(told)) == len(told)
+
+
+def test_run_keeps_what_others_wait_for(session, pool, pool_name, worker):
+    """Completions that come while `run` waits are told in their order afterwards, and an event loop is told of them."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    step = worker.step().zero_blocks(worker.map_pool(pool_name, kvpool.NOTHING), blocks)
+    posted = [worker.post(step, want_accepted=True) for _ in range(3)]
+    assert len(worker.run(step)) == 1
+    assert not worker.arm()
+    told = [worker.wait(MS) for _ in range(3)] + [worker.poll() for _ in range(4)]
+    assert [c.step_id for c in told if c is not None and not c.accepted] == posted
+    assert sorted(c.step_id for c in told if c is not None and c.accepted) == posted
+    assert worker.poll() is None and worker.arm()
+
+
+def test_a_thread_runs_while_another_waits(session, pool, pool_name, worker):
+    """Each gets its own: neither takes the other's completion, and the runner doesn't keep the others from posting."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    ready = worker.new_word(kvpool.WORKER)
+    step = worker.step().zero_blocks(worker.map_pool(pool_name, kvpool.NOTHING), blocks)
+    held = worker.step().zero_blocks(worker.map_pool(pool_name, kvpool.NOTHING), blocks).wait(ready, 1)
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(worker.run(held, deadline_ms=MS)))
+    thread.start()
+    wait_until(lambda: worker.info()["steps_in_flight"] == 1, "the step is posted")
+    step_id = worker.post(step)
+    ready.signal(1)
+    assert worker.wait(MS).step_id == step_id
+    thread.join()
+    assert [len(found) for found in reports] == [1]
+    assert worker.poll() is None
+
+
+def test_nothing_comes(worker):
+    """The time that is told is the caller's, whatever it was waited in."""
+    word = worker.new_word(kvpool.EXECUTOR)
+    with pytest.raises(kvpool.DeadlineExceeded, match=r"no step of the 0 .* for 250 ms"):
+        worker.wait(250)
+    with pytest.raises(kvpool.DeadlineExceeded, match=f"word {int(word)} is {word.value}, not {word.value + 1}, "
+                                                      "after 250 ms"):
+        word.wait(word.value + 1, 250)
+    assert worker.poll() is None
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm():
+    """alarm(handler): while the test waits in the library, soon."""
+    def set_alarm(handler):
+        def handle(*_):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            handler()
+
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.15, 0.15)
+
+    before = signal.getsignal(signal.SIGALRM)
+    yield set_alarm
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("what", ["wait", "word", "run"])
+def test_signal_handlers_run_while_python_waits(session, pool, pool_name, worker, alarm, what):
+    """What each wait waits for is done by a handler, which therefore runs before the wait has ended."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    ready = worker.new_word(kvpool.WORKER)
+    step = worker.step().zero_blocks(worker.map_pool(pool_name, kvpool.NOTHING), blocks)
+    posted = []
+    if what == "wait":
+        alarm(lambda: posted.append(worker.post(step)))
+        assert worker.wait(MS).step_id == posted[0]
+        return
+    alarm(lambda: ready.signal(1))
+    if what == "word":
+        ready.wait(1, MS)
+    else:
+        assert len(worker.run(step.wait(ready, 1), deadline_ms=MS)) == 1
+    assert worker.poll() is None
+
+
+def test_a_handler_raises_while_run_waits(session, pool, pool_name, worker, alarm):
+    """The step stays posted, once, and its completion is told."""
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    ready = worker.new_word(kvpool.WORKER)
+    step = worker.step().zero_blocks(worker.map_pool(pool_name, kvpool.NOTHING), blocks).wait(ready, 1)
+
+    def interrupt():
+        raise Interrupted
+
+    alarm(interrupt)
+    with pytest.raises(Interrupted):
+        worker.run(step, deadline_ms=MS)
+    assert worker.info()["steps_in_flight"] == 1
+    ready.signal(1)
+    assert len(worker.wait(MS).check()) == 1
+    assert worker.poll() is None and worker.info()["steps_in_flight"] == 0
+
+
+def test_detach_while_another_thread_waits(session):
+    worker, ended = kvpool.attach(session.ticket(DEVICE)), []
+
+    def wait():
+        try:
+            worker.wait(MS)
+        except kvpool.Error as error:
+            ended.append(error.status)
+
+    def is_waiting():
+        is_free = worker.turn._lock.acquire(blocking=False)
+        if is_free:
+            worker.turn._lock.release()
+        return not is_free
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(is_waiting, "the thread has its turn")
+    worker.detach()
+    thread.join()
+    assert ended == [kvpool.Status.CANCELLED]
+
+
+# ---- mistakes: what is raised, by a process that lives on
+
+
+def test_regions_that_are_not_there(worker, pool, pool_name):
+    mapped = worker.map_pool(pool_name)
+    assert mapped.region(2).num_layers == 1
+    for index in (3, 9, -1):
+        with pytest.raises(IndexError, match=f"region {index} of pool"):
+            mapped.region(index)
+    for access in (3, 5, -1):
+        with pytest.raises(kvpool.Error, match=f"access {access} ") as caught:
+            worker.map_pool(pool_name, access)
+        assert caught.value.status == kvpool.Status.INVALID_ARGUMENT
+
+
+def test_steps_of_somebody_else(scheduler, session, pool, pool_name, worker):
+    blocks = session.allocate(pool, 1)
+    mapped = worker.map_pool(pool_name, kvpool.NOTHING)
+    rows = worker.create_buffer(4096)
+    with kvpool.attach(session.ticket(DEVICE)) as other, scheduler.open_session() as stranger, \
+            kvpool.Replay(other, 1, kvpool.BY_OP) as replay:
+        step = worker.step().zero_blocks(mapped, blocks)
+        stored = worker.step().fused_store(mapped.layer("plain"), rows.view(1, 128), rows.view(1, 128, 128), 1e-6, [0],
+                                           [0]).points(1, 1)
+        for post in (lambda: other.post(step), lambda: other.run(step), lambda: replay.post(stored)):
+            with pytest.raises(kvpool.Error, match="made for another attachment") as caught:
+                post()
+            assert caught.value.status == kvpool.Status.INVALID_ARGUMENT
+        with stranger.open_queue(print) as queue:
+            with pytest.raises(kvpool.Error, match=f"for session {session.id}, the queue is of session {stranger.id}"):
+                queue.submit(session.step())
+            with pytest.raises(kvpool.Error, match="is posted"):
+                queue.submit(step)
+        other.saw_epoch(session.epoch)
+        assert len(other.run(session.step().zero_blocks(pool, blocks))) == 1  # the session's are everybody's
+
+
+def test_words_that_are_not_there(worker):
+    for writer in (2, -1, None):
+        with pytest.raises(ValueError, match="neither WORKER nor EXECUTOR"):
+            worker.new_word(writer)
+    for index in (-1, 1024):
+        with pytest.raises(IndexError, match=f"word {index}, an attachment has 1024"):
+            kvpool.Word(worker, index, 0)
+    kvpool.Word(worker, 1023, 0).free()
+
+
+def test_ops_that_lack_something(session, pool, pool_name, worker):
+    blocks = session.allocate(pool, 1)
+    buffer = worker.create_buffer(TOKENS * V41.row_bytes)
+    step = worker.step()
+    with pytest.raises(TypeError, match="topk is None"):
+        step.convert_kv_index(pool.layer("kv"), None, [0], 1, [0], 1, buffer.view(1, 4))
+    for given in (2, 3, "yes"):  # all of them true
+        step.load(pool.layer("kv"), [[blocks[0], 0, 1, 0]], 1, buffer.view(1, 1024), allow_store_before_load=given)
+        step.assemble(buffer.view(1, 1024), compressed=(pool.layer("kv"), [[blocks[0], 0, 1, 0]], 1),
+                      allow_store_before_load=given)
+    assert step.op_count == 6
+
+
+def test_rows_of_a_wrong_size(session, pool, pool_name, worker):
+    """The library writes as many bytes as the format says."""
+    blocks = session.allocate(pool, 1)
+    for layer in (pool.layer("index"), worker.map_pool(pool_name, kvpool.NOTHING).layer("index")):
+        for row_bytes, scale_bytes, match in ((0, 4, "row_bytes is 0, .* 128"), (127, 4, "row_bytes is 127, .* 128"),
+                                              (128, 0, "scale_bytes is 0, .* 4"), (128, 3, "scale_bytes is 3, .* 4")):
+            with pytest.raises(ValueError, match=match):
+                session.load_rows(layer, [[blocks[0], 0, 2, 0]], 2, row_bytes, scale_bytes)
+        rows, scales, report = session.load_rows(layer, [[blocks[0], 0, 2, 0]], 2, 128, 4)
+        assert (len(rows), len(scales), report.rows_loaded) == (256, 8, 2)
+    with pytest.raises(ValueError, match="row_bytes is 1024, .* 128"):
+        session.load_rows(pool.layer("plain"), [[blocks[0], 0, 2, 0]], 2, 1024)
+    with pytest.raises(kvpool.Error) as caught:
+        session.load_rows(pool.layer(7), [[blocks[0], 0, 2, 0]], 2, 128)
+    assert caught.value.status == kvpool.Status.UNKNOWN_REGION
+    for count in (-1, 3 - 2**32, 2**32):
+        with pytest.raises(ValueError, match="no count"):
+            session.allocate(pool, count)
+
+
+# ---- forks
+
+
+FORKS = """
+import gc, os, signal, sys, numpy, kvpool
+client = kvpool.Client(sys.argv[1])
+session = client.open_session("forks")
+pool = client.pool(sys.argv[2])
+blocks, completions = session.allocate(pool, 1), []
+queue = session.open_queue(completions.append)
+ticket = session.ticket(sys.argv[3])
+worker = kvpool.attach(ticket)
+mapped, buffer, remote = worker.map_pool(pool.name), worker.create_buffer(4096), session.create_buffer(64)
+word, step = worker.new_word(kvpool.WORKER), worker.step().zero_blocks(mapped, blocks)
+replay, array = kvpool.Replay(worker, 1), numpy.asarray(buffer.array())
+
+def refused(use):
+    try:
+        use()
+    except kvpool.Error as error:
+        return error.status == kvpool.Status.INVALID_ARGUMENT and "fork" in str(error)
+    return False
+
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    uses = [client.info, lambda: client.pool(pool.name), session.step, lambda: session.allocate(pool, 1),
+            lambda: session.epoch, lambda: session.free(pool, blocks), queue.wait, lambda: queue.submit(step),
+            lambda: remote.read(), lambda: buffer.address, lambda: worker.run(step), lambda: worker.post(step),
+            worker.poll, lambda: worker.wait(100), worker.check, lambda: worker.map_pool(pool.name),
+            lambda: worker.create_buffer(64), worker.fileno, worker.arm, word.read, lambda: word.wait(1, 100),
+            lambda: word.signal(1), lambda: step.zero_blocks(pool, blocks), lambda: mapped.region(0),
+            lambda: pool.free_blocks, lambda: replay.post(step), lambda: kvpool.Client(sys.argv[1])]
+    wrong = [i for i, use in enumerate(uses) if not refused(use)]
+    if sys.argv[4] == "closes":
+        for close in (replay.destroy, buffer.release, remote.release, mapped.unmap, step.destroy, queue.close,
+                      worker.detach, worker.detach, session.close, client.close):
+            close()
+    elif sys.argv[4] == "collects":
+        uses.clear()
+        del replay, buffer, remote, mapped, step, queue, word, worker, session, pool, client, array
+        gc.collect()
+    elif sys.argv[4] == "attaches":
+        with kvpool.attach(ticket) as mine, mine.map_pool(sys.argv[2]) as map:
+            assert len(mine.run(mine.step().zero_blocks(map, blocks))) == 1
+    print("wrong", wrong, flush=True)
+    sys.exit(7)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+array[:] = 1
+stored = worker.step().store(mapped.layer("plain"), buffer.view(1, 128), [int(blocks[0]) * pool.regions[2]["tokens_per_block"]])
+print(worker.run(stored)[0].rows_stored, len(worker.run(step)), len(session.allocate(pool, 1)), bytes(remote.read(1)))
+worker.create_buffer(64)
+worker.check()
+session.check()
+queue.submit(session.step().zero_blocks(pool, blocks))
+queue.wait()
+print(len(completions), "parent")
+"""
+
+
+@pytest.mark.parametrize("how", ["exits", "closes", "collects", "attaches"])
+def test_a_forked_child_leaves_its_parent_alone(daemon, pool, pool_name, how):
+    """Whatever it does with what it inherited, its parent's session, attachment, buffers and queue go on."""
+    done = subprocess.run([sys.executable, "-c", FORKS, str(daemon.socket), pool_name, DEVICE, how], env=environment(),
+                          capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (
+        "wrong []\nchild 7\n1 1 1 b'\\x00'\n1 parent\n", "", 0)
+
+
+def test_a_forked_child_that_lives_on(client, session, worker):
+    """When it has detached what it inherited the daemon sees the end of its parent's attachment, which it else can't."""
+    def attached():
+        return len(next(s for s in client.list_sessions() if s.session_id == session.id).attachments)
+
+    script = """
+import os, sys, kvpool
+worker = kvpool.attach(sys.stdin.readline())
+go_on, told = os.pipe()
+if os.fork() == 0:
+    worker.detach()
+    os.write(told, b"x")
+    print("detached", flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+os.read(go_on, 1)
+os._exit(0)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env=environment())
+    process.stdin.write(session.ticket(DEVICE).to_json() + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "detached\n"
+    assert process.wait() == 0
+    wait_until(lambda: attached() == 1, "the parent's attachment goes")
+    process.communicate("\n")
 
 
 # ---- ends
