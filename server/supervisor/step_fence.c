@@ -44,9 +44,9 @@ static bool fence_post(struct kvp_device *device, uint16_t owner) {
 
 void kvp_step_fence_post_waiting(struct kvp_device *device) {
   struct kvp_step_fences *fences = &device->steps.fences;
-  for (uint16_t owner = 1; owner <= kvp_sessions_max && fences->postable_count > 0; owner++) {
+  for (uint32_t owner = 1; owner <= kvp_sessions_max && fences->postable_count > 0; owner++) {
     const struct kvp_owner_fence *fence = &fences->of[owner];
-    if (fence->waiting != 0 && fence->posted == 0 && !fence_post(device, owner)) {
+    if (fence->waiting != 0 && fence->posted == 0 && !fence_post(device, (uint16_t)owner)) {
       return;
     }
   }
@@ -75,7 +75,7 @@ bool kvp_step_fence_completion(struct kvp_device *device, const struct kvp_ring_
   if (record->kind != KVP_COMPLETION_FENCED) {
     return false;
   }
-  for (uint16_t owner = 1; owner <= kvp_sessions_max; owner++) {
+  for (uint32_t owner = 1; owner <= kvp_sessions_max; owner++) {
     struct kvp_owner_fence *fence = &fences->of[owner];
     if (fence->posted != 0 && fence_tag(fence->posted) == record->tag) {
       fence->posted = 0;

@@ -171,7 +171,9 @@ static struct range ring_find(void) {
 
 /* Where its parent's ring is not any more the child has memory of its own, which stays when it detaches. */
 static bool is_detached_alone(struct range ring) {
-  void *there = mmap((void *)ring.begin, ring.end - ring.begin, PROT_READ | PROT_WRITE,
+  void *begin = NULL;
+  memcpy(&begin, &ring.begin, sizeof begin);
+  void *there = mmap(begin, ring.end - ring.begin, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
   if (there == MAP_FAILED) {
     return false;

@@ -638,8 +638,8 @@ static void test_fences_are_few(void **state) {
   (void)state;
   device->rings = 1;
   last_with_rings = kvp_sessions_max;
-  for (uint16_t owner = 1; owner <= kvp_sessions_max; owner++) {
-    assert_int_equal(kvp_step_fence(&supervisor, owner), owner);
+  for (uint32_t owner = 1; owner <= kvp_sessions_max; owner++) {
+    assert_int_equal(kvp_step_fence(&supervisor, (uint16_t)owner), owner);
     kvp_step_fence_post(&supervisor);
   }
   assert_int_equal(link_fake.count, kvp_fences_posted_max);
