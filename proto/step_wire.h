@@ -175,10 +175,10 @@ enum kvp_wire_report_flag {
 enum kvp_command_kind {
   KVP_COMMAND_STEP = 1,        /* payload: a step; tag: the producer's */
   KVP_COMMAND_QUEUE_CLOSE = 2, /* tag: the queue; all its steps have been completed */
-  KVP_COMMAND_FENCE = 3, /* the supervisor's; payload: struct kvp_wire_fence. FENCED when every step of that owner,
-                                  of any ring, accepted by now has ended */
+  KVP_COMMAND_FENCE = 3,       /* the supervisor's; payload: kvp_wire_fence */
 };
 
+/* FENCED when every step of this owner, of any ring, accepted by now has ended. */
 struct kvp_wire_fence {
   uint32_t owner; /* session slot */
   uint32_t reserved;

@@ -24,7 +24,7 @@ static const struct argp_option batch_options[] = {
 static int tables_complete(const struct kvp_ctl *ctl, struct kvp_ctl_plan_arguments *plan) {
   int32_t next = 0;
   for (size_t i = 0; i < plan->sequence_count; i++) {
-    uint64_t tokens = (uint64_t)plan->sequences[i].seqlen_k / (plan->ratio);
+    uint64_t tokens = (uint64_t)plan->sequences[i].seqlen_k / plan->ratio;
     if (!kvp_ctl_plan_table_default(&plan->tables[i], tokens, plan->per_block, &next)) {
       return kvp_ctl_refuse(ctl, "plan fewer at once",
                             "sequence %zu: seqlen_k = %lld: %llu tokens are more than this program plans for", i,

@@ -354,10 +354,10 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
     free_send(control);
     *wants_reply = false;
     return KVP_OK;
-  default:
-    return removal_ask(control, KVP_REMOVE_RING, message_id(control), wants_reply, error);
   case KVP_CONTROL_RING_DRAIN:
     return removal_ask(control, KVP_DRAIN_RING, message_id(control), wants_reply, error);
+  default:
+    return removal_ask(control, KVP_REMOVE_RING, message_id(control), wants_reply, error);
   }
 }
 
@@ -443,7 +443,7 @@ bool kvp_control_destroy(struct kvp_control *control) {
   while (control->asked != NULL) { /* their steps will never end; a ring is the server's yet */
     struct kvp_object_change *change = control->asked;
     control->asked = change->next_asked;
-    const bool is_removed = change->kind != KVP_REMOVE_BUFFER || change->buffer != NULL;
+    const bool is_removed = change->kind != KVP_REMOVE_BUFFER || change->buffer != NULL; /* else it is below */
     if (change->kind != KVP_REMOVE_RING && is_removed) {
       removed_free(control, change);
     }

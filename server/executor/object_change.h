@@ -26,7 +26,7 @@ struct kvp_object_change {
   struct kvp_buffer *buffer;    /* likewise */
   struct kvp_served_ring *ring; /* likewise */
   enum kvp_object_change_kind kind;
-  uint64_t number;                /* of a buffer's removal: the serving thread's */
+  uint64_t number;                /* of a buffer's removal, ascending: the serving thread's */
   enum kvp_status status;         /* out */
   struct kvp_error error;         /* out */
   struct kvp_object_change *next; /* of those pending: the serving thread's */

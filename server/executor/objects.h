@@ -37,10 +37,10 @@ struct kvp_buffer {
   uint64_t memory_id;
   uint8_t *base;
   uint64_t bytes;
-  uint32_t owner; /* session slot */
-  uint32_t uses;  /* views and arrays of accepted steps that name it */
-  bool is_lost;   /* it has no memory, and no step gets it */
-  bool is_leaving;
+  uint32_t owner;  /* session slot */
+  uint32_t uses;   /* views and arrays of accepted steps that name it */
+  bool is_lost;    /* it has no memory, and no step gets it */
+  bool is_leaving; /* its removal has been asked for, and waits for steps that still may name it */
 };
 
 /* Zeroed: empty. */

@@ -86,6 +86,28 @@ err_ring:
   return NULL;
 }
 
+static uint64_t produced_of(const struct kvp_lane_end *lane) {
+  return atomic_load_explicit(kvp_lane_produced(lane), memory_order_acquire);
+}
+
+static bool mark_is_reached(const struct kvp_served_ring *ring) {
+  const struct kvp_lane_end *commands = &ring->ring->commands;
+  return (int64_t)(commands->position - ring->mark.position) >= 0 || produced_of(commands) == commands->position;
+}
+
+bool kvp_served_ring_has_taken(struct kvp_served_ring *ring, uint64_t number, uint64_t latest) {
+  struct kvp_ring_mark *mark = &ring->mark;
+  if (mark_is_reached(ring)) {
+    mark->reached = mark->number;
+  }
+  if (mark->reached == mark->number && mark->reached < number) {
+    mark->number = latest;
+    mark->position = produced_of(&ring->ring->commands);
+    mark->reached = mark_is_reached(ring) ? mark->number : mark->reached;
+  }
+  return mark->reached >= number;
+}
+
 void kvp_served_ring_destroy(struct kvp_served_ring *ring) {
   kvp_ring_timelines_deinit(&ring->timelines);
   kvp_ring_deinit(&ring->mapped);

@@ -14,6 +14,14 @@
 #include "server/executor/outbox.h"
 #include "server/executor/ring_timelines.h"
 
+/* How far a ring has got with what was in it at some moment. Who asks numbers the moments, ascending; a ring follows one
+ * at a time, and goes on with the latest. */
+struct kvp_ring_mark {
+  uint64_t number;   /* the moment that is followed */
+  uint64_t position; /* behind what was in the ring then */
+  uint64_t reached;  /* the latest moment of which all has been taken */
+};
+
 struct kvp_served_ring {
   uint64_t attachment_id; /* of a worker's */
   struct kvp_ring *ring;
@@ -34,10 +42,7 @@ struct kvp_served_ring {
   uint32_t steps_max;
   uint64_t step_bytes_max;
 
-  /* A mark behind what is in it, one at a time; numbers are of removals (service.c). */
-  uint64_t marked;
-  uint64_t mark_position;
-  uint64_t caught_up; /* all that was in it when this one was asked for has been taken */
+  struct kvp_ring_mark mark;
 
   /* A worker's. */
   uint32_t owner; /* of its steps */
@@ -58,6 +63,9 @@ void kvp_served_ring_init(struct kvp_served_ring *ring, struct kvp_ring *lanes, 
  * succeeds, the others stay the caller's. NULL with *error. */
 struct kvp_served_ring *kvp_served_ring_new(const struct kvp_control_ring *spec, const int *fds,
                                             struct kvp_device *device, struct kvp_error *error);
+/* Serving thread. All that was in the ring at moment `number` has been taken, or isn't there any more. latest: the last
+ * moment so far. */
+bool kvp_served_ring_has_taken(struct kvp_served_ring *ring, uint64_t number, uint64_t latest);
 /* None of its steps is left. */
 void kvp_served_ring_destroy(struct kvp_served_ring *ring);
 

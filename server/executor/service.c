@@ -70,25 +70,6 @@ static void fences_look(struct kvp_service *service) {
   }
 }
 
-/* All that was in the ring when it was marked has been taken, or there is nothing. */
-static bool mark_is_reached(const struct kvp_served_ring *ring) {
-  const struct kvp_lane_end *commands = &ring->ring->commands;
-  return (int64_t)(commands->position - ring->mark_position) >= 0 ||
-         atomic_load_explicit(kvp_lane_produced(commands), memory_order_acquire) == commands->position;
-}
-
-static bool ring_has_caught_up(const struct kvp_service *service, struct kvp_served_ring *ring, uint64_t number) {
-  if (ring->caught_up != ring->marked && mark_is_reached(ring)) {
-    ring->caught_up = ring->marked;
-  }
-  if (ring->caught_up == ring->marked && ring->caught_up < number) {
-    ring->marked = service->buffer_removals;
-    ring->mark_position = atomic_load_explicit(kvp_lane_produced(&ring->ring->commands), memory_order_acquire);
-    ring->caught_up = mark_is_reached(ring) ? ring->marked : ring->caught_up;
-  }
-  return ring->caught_up >= number;
-}
-
 /* A worker that posts a step and then releases a buffer of it has its step: what is in the rings of the buffer's
  * session is taken first. */
 static bool buffer_is_awaited(const struct kvp_service *service, const struct kvp_object_change *change) {
@@ -96,7 +77,8 @@ static bool buffer_is_awaited(const struct kvp_service *service, const struct kv
   bool is_awaited = false;
   for (uint32_t i = 0; i < service->rings.served_count; i++) {
     struct kvp_served_ring *ring = service->rings.served[i];
-    is_awaited |= !ring->is_supervisors && ring->owner == owner && !ring_has_caught_up(service, ring, change->number);
+    is_awaited |= !ring->is_supervisors && ring->owner == owner &&
+                  !kvp_served_ring_has_taken(ring, change->number, service->buffer_removals);
   }
   return is_awaited;
 }
@@ -202,7 +184,7 @@ static void ring_fail(struct kvp_service *service, struct kvp_served_ring *ring,
   kvp_mailbox_tell(service->mailbox, &ring->failed, KVP_NEWS_RING_FAILED);
 }
 
-/* The steps that they wait for may outlive nobody's interest in the ring, but not the ring. */
+/* Of a ring that is removed: its removal waits for the same steps, and nobody can look at the ring after that. */
 static void drains_finish(struct kvp_service *service, const struct kvp_served_ring *ring) {
   for (struct kvp_object_change **link = &service->removals; *link != NULL;) {
     struct kvp_object_change *change = *link;

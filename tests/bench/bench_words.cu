@@ -179,39 +179,40 @@ static void one_process(const char *how, uint64_t *words, uint64_t rounds) {
 
 /* ---- two processes ---- */
 
-static void fd_send(int socket, int fd) {
+/* A message of one byte, with room for a descriptor. */
+struct packet {
   char byte = 0;
   iovec part = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+  packet() {
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+  }
+};
+
+static void fd_send(int socket, int fd) {
+  packet sent;
+  cmsghdr *header = CMSG_FIRSTHDR(&sent.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof fd);
   memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  if (sendmsg(socket, &message, 0) != 1) {
+  if (sendmsg(socket, &sent.message, 0) != 1) {
     exit(1);
   }
 }
 
 static int fd_receive(int socket) {
-  char byte;
+  packet received;
   int fd;
-  iovec part = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (recvmsg(socket, &message, 0) != 1 || CMSG_FIRSTHDR(&message) == nullptr) {
+  if (recvmsg(socket, &received.message, 0) != 1 || CMSG_FIRSTHDR(&received.message) == nullptr) {
     exit(1);
   }
-  memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+  memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&received.message)), sizeof fd);
   return fd;
 }
 

@@ -17,38 +17,21 @@ from support.device import DEVICE, ON_GPU
 from support.libkvpool import environment, kvpool
 from support.process import wait_until
 from support.traffic import random_rows, slots_of, whole_block_segments
+from support.worker_fixtures import pool, scheduler, session  # fixtures
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="numpy looks at memory of a host device")
 
 TOKENS, BLOCKS, LAYERS = 16, 24, 2
+BLOCK_SIZE = 4 * TOKENS
 REGIONS = [{"name": "kv", "format": "v41", "num_layers": LAYERS, "compression_ratio": 4},
            {"name": "index", "format": "index_mxfp8", "num_layers": LAYERS, "compression_ratio": 4},
            {"name": "plain", "format": "bf16", "width": 64, "num_layers": 1, "compression_ratio": 4}]
 MS = 60000
 
 
-@pytest.fixture(scope="module")
-def scheduler(daemon):
-    with kvpool.Client(str(daemon.socket), wait_until_serving=True) as made:
-        yield made
-
-
 @pytest.fixture
 def rng():
     return np.random.default_rng(61)
-
-
-@pytest.fixture
-def session(scheduler):
-    with scheduler.open_session("engine") as made:
-        yield made
-
-
-@pytest.fixture
-def pool(scheduler, pool_name):
-    made = scheduler.create_pool(pool_name, 4 * TOKENS, BLOCKS, REGIONS)
-    yield made
-    made.delete(force=True)
 
 
 @pytest.fixture

@@ -12,13 +12,16 @@ from support.catalogue import INDEX_MXFP8, V41, Geometry
 from support.device import DEVICE, ON_GPU
 from support.libkvpool import environment, kvpool
 from support.traffic import random_rows, slots_of, whole_block_segments
+from support.worker_fixtures import blocks, pool, scheduler, session, worker  # fixtures
 
 torch = pytest.importorskip("torch")
+from support.torch_rows import bf16, bytes_of
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="$KVPOOL_TEST_DEVICE names no GPU")
 
 UNDER_MPS = os.environ.get("KVPOOL_TEST_MPS") == "1"
-TOKENS, BLOCKS, LAYERS = 64, 40, 3
+TOKENS = BLOCK_SIZE = 64
+BLOCKS, LAYERS = 40, 3
 MS = 60000
 REGIONS = [{"name": "kv", "format": "v41", "num_layers": LAYERS}, {"name": "index", "format": "index_mxfp8",
                                                                   "num_layers": LAYERS}]
@@ -27,46 +30,6 @@ REGIONS = [{"name": "kv", "format": "v41", "num_layers": LAYERS}, {"name": "inde
 @pytest.fixture
 def rng():
     return np.random.default_rng(71)
-
-
-@pytest.fixture(scope="module")
-def scheduler(daemon):
-    with kvpool.Client(str(daemon.socket), wait_until_serving=True) as made:
-        yield made
-
-
-@pytest.fixture
-def session(scheduler):
-    with scheduler.open_session("engine") as made:
-        yield made
-
-
-@pytest.fixture
-def pool(scheduler, pool_name):
-    made = scheduler.create_pool(pool_name, TOKENS, BLOCKS, REGIONS)
-    yield made
-    made.delete(force=True)
-
-
-@pytest.fixture
-def blocks(session, pool):
-    return session.allocate(pool, 7)
-
-
-@pytest.fixture
-def worker(session, blocks):
-    with kvpool.attach(session.ticket(DEVICE)) as made:
-        yield made
-
-
-def bf16(rows):
-    """uint16 rows as a torch tensor of the GPU."""
-    return torch.from_numpy(rows.view(np.int16)).cuda().view(torch.bfloat16)
-
-
-def bytes_of(tensor):
-    torch.cuda.synchronize()
-    return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
 def segments_of(blocks):

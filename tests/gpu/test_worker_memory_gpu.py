@@ -1,5 +1,6 @@
 """A worker's own memory on a GPU, made by the driver: what the executor opens, by which handles and how far; what it
-refuses; and what becomes of it when the worker or the executor dies. Tensors of torch's are in test_worker_gpu.py.
+refuses; and what becomes of it when the worker or the executor dies. Tensors of torch's are in
+test_worker_tensors_gpu.py.
 
 No torch here: it also runs on a CUDA in host memory, see tests/e2e/test_gpu_imports.py."""
 import os
@@ -20,11 +21,14 @@ from support.libkvpool import environment, kvpool
 from support.nvml import memory_used_bytes
 from support.process import wait_until
 from support.traffic import random_rows, slots_of, whole_block_segments
+from support.worker_fixtures import blocks, pool, scheduler, session, worker  # fixtures
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="$KVPOOL_TEST_DEVICE names no GPU")
 
 UNDER_MPS = os.environ.get("KVPOOL_TEST_MPS") == "1"
-TOKENS, BLOCKS = 64, 40
+TOKENS = BLOCK_SIZE = 64
+BLOCKS = 40
+REGIONS = [{"name": "kv", "format": "v41", "num_layers": 1}]
 BLOCK_BYTES = TOKENS * V41.row_bytes
 REFUSALS = ("invalid_argument", "wrong_device")
 INSTEAD = "use a buffer that the daemon makes, kvpool_attachment_create_buffer"
@@ -38,36 +42,6 @@ def rng():
 @pytest.fixture(scope="module")
 def driver():
     return Driver()
-
-
-@pytest.fixture(scope="module")
-def scheduler(daemon):
-    with kvpool.Client(str(daemon.socket), wait_until_serving=True) as made:
-        yield made
-
-
-@pytest.fixture
-def session(scheduler):
-    with scheduler.open_session("engine") as made:
-        yield made
-
-
-@pytest.fixture
-def pool(scheduler, pool_name):
-    made = scheduler.create_pool(pool_name, TOKENS, BLOCKS, [{"name": "kv", "format": "v41", "num_layers": 1}])
-    yield made
-    made.delete(force=True)
-
-
-@pytest.fixture
-def blocks(session, pool):
-    return session.allocate(pool, 7)
-
-
-@pytest.fixture
-def worker(session, blocks):
-    with kvpool.attach(session.ticket(DEVICE)) as made:
-        yield made
 
 
 @pytest.fixture

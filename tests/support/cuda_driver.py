@@ -36,7 +36,7 @@ class Driver:
     """The first GPU's. Its context is made current for the calling thread."""
 
     def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
+        self.cuda = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", ctypes.c_uint(0))
         device, context = c_int(), c_void_p()
         self.call("cuDeviceGet", byref(device), c_int(0))
@@ -44,10 +44,10 @@ class Driver:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name, *arguments):
-        code = getattr(self.library, name)(*arguments)
+        code = getattr(self.cuda, name)(*arguments)
         if code != OK:
             text = c_char_p()
-            self.library.cuGetErrorName(c_int(code), byref(text))
+            self.cuda.cuGetErrorName(c_int(code), byref(text))
             raise DriverError(f"{name} {(text.value or b'').decode()}", code)
 
     # -- ordinary memory

@@ -249,7 +249,6 @@ class Session(Owned):
                           _address_of(rows), _address_of(scales) if scale_bytes else None, byref(report))
         return rows, scales, Report(report)
 
-
     def _check_loaded(self, layer, row_bytes, scale_bytes):
         """The library writes as many bytes as rows of the region's format have. What it refuses is left to it."""
         if not 0 <= layer.region < len(layer.pool.regions):
