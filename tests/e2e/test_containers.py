@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from support import reference
-from support.attach_wire import Attachment
 from support.catalogue import V41
 from support.client import Client
-from support.daemon import Daemon, executor_path, kvpoold_path
+from support.daemon import executor_path, kvpoold_path
 from support.device import DEVICE, ON_GPU
 from support.libkvpool import LIBRARY, PACKAGE, kvpool
 from support.process import children, is_running, wait_until

@@ -292,7 +292,7 @@ stage_faults() {
   pytest_run faults -- "$here/test_executor_gpu.py"
 }
 
-# Memory of workers' own, by the driver and by torch: what is opened, what is refused, and what becomes of it.
+# Memory of workers' own, by the driver: what is opened, what is refused, and what becomes of it.
 stage_worker_memory() {
   need_python
   pytest_run worker_memory -- "$here/test_worker_memory_gpu.py"

@@ -9,7 +9,7 @@ import pytest
 from support import reference
 from support.catalogue import V41
 from support.device import DEVICE, ON_GPU
-from support.libkvpool import environment, kvpool
+from support.libkvpool import environment
 from support.traffic import random_rows, slots_of, whole_block_segments
 from support.worker_fixtures import blocks, pool, scheduler, session, worker  # fixtures
 
