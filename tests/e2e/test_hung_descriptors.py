@@ -74,12 +74,20 @@ def import_body(kind):
     return wire.Import(kind, 0, 4096, 0, 4096)
 
 
+def receive(connection):
+    """Where the other side is closed with something unread the kernel says so, once; what was told before is still there."""
+    try:
+        return connection.receive()
+    except ConnectionResetError:
+        return connection.receive()
+
+
 def end_of(connection):
     """What it is told, and then its end."""
-    message = connection.receive()
+    message = receive(connection)
     assert message.kind in (wire.RESULT, wire.ENDED)
     with pytest.raises(Closed):
-        connection.receive()
+        receive(connection)
     return Refused(message.body)
 
 
@@ -242,7 +250,8 @@ def test_places_come_back(scene):
     with open("/dev/null", "rb") as null:
         for _ in range(40):
             with contextlib.closing(WireSocket(scene.path)) as connection:
-                connection.send(77, 1, b"", [null.fileno()] * 253)
+                with contextlib.suppress(BrokenPipeError):  # refused already: the last ones are still being closed
+                    connection.send(77, 1, b"", [null.fileno()] * 253)
                 assert end_of(connection).status in ("malformed", "busy")
     wait_until(lambda: len(os.listdir(f"/proc/{scene.daemon.pid}/fd")) <= before, "all of them closed")
     bring_memory(scene.worker)
