@@ -166,13 +166,15 @@ struct kvp_fused_store_params {
   float eps;
   uint32_t flags;         /* kvp_fused_flag */
   bool positions_checked; /* else a row outside the table is rejected */
+  bool rows_are_known;    /* slots and positions don't change any more: they may be read before the op begins */
 };
 
 /* ---- replay: fused stores of a captured graph, one after another, each between two points ----
  *
  * A point is a word in the backend's memory, every 64 bytes one, that counts up (proto/timeline_wire.h), and a value. An
  * op begins when its wait's word has been counted up to the value by somebody else, and then all that it reads is read
- * anew; when it and those before it are done, its signal's word becomes the value unless it is larger. */
+ * anew, slots and positions that are known excepted; when it and those before it are done, its signal's word becomes the
+ * value unless it is larger. */
 
 struct kvp_replay_points {
   const uint64_t *wait; /* NULL: it doesn't */

@@ -204,6 +204,9 @@ check_cuda() {
   CUDACXX=$nvcc build cuda -DKVPOOL_CUDA=ON "-DKVPOOL_CUDA_ARCHITECTURES=80;90;100" -DKVPOOL_FAILPOINTS=ON -- \
     --target kvpoold --target kvpool-exec --target contract_golden_cuda --target contract_differential_cuda \
     --target contract_large --target contract_population --target contract_hostile --target long_kernel \
+    --target contract_ops_golden_cuda --target contract_gather_differential_cuda \
+    --target contract_ops_differential_cuda --target contract_fused_differential_cuda --target contract_hostile_ops \
+    --target contract_replay --target bench_replay --target bench_worker --target bench_words --target bench_ops_cuda \
     --target bench_kernels --target fake_cuda_tests || return 0
   check clang-tidy-cuda 600 run-clang-tidy -quiet -j "$jobs" -p "$builds/cuda" \
     "^$root/(server/executor/device_cuda[a-z_]*|tests/gpu/[a-z_]*)\.c\$" || true

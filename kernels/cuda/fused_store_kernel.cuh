@@ -116,6 +116,22 @@ __device__ __forceinline__ fused_row find_fused_row(const fused_args &args, uint
   return found;
 }
 
+/* The lane's, of rows [first, first + count), count at most 32. */
+template <bool counted, bool cast_back>
+__device__ __forceinline__ fused_row find_own_row(const fused_args &args, uint64_t first, uint32_t count,
+                                                  uint32_t data_step, row_tally &tally) {
+  if ((uint32_t)lane_index() < count) {
+    return find_fused_row<counted, cast_back>(args, first + lane_index(), data_step, tally);
+  }
+  return fused_row{{record_ignore, 0}, 0};
+}
+
+/* How many rows of a warp's pass are there, which begins with row `first`. */
+__device__ __forceinline__ uint32_t fused_pass_rows(const fused_args &args, uint64_t first) {
+  uint64_t left = args.row_count - first;
+  return left < args.warp_rows ? (uint32_t)left : args.warp_rows;
+}
+
 /* ---- a row in registers ---- */
 
 /* Eight elements in a row. */
@@ -464,15 +480,11 @@ __device__ __forceinline__ void finish_row(const fused_args &args, const fused_l
   }
 }
 
-/* Rows [first, first + count), count at most 32: their slots and positions are read at once. */
-template <class format, bool counted, bool cast_back>
+/* Rows [first, first + count), which the lanes have found. */
+template <class format, bool cast_back>
 __device__ __forceinline__ void store_fused(const fused_args &args, const fused_lane<format> &lane, uint64_t first,
-                                            uint32_t count, row_tally &tally) {
+                                            uint32_t count, const fused_row &own, row_tally &tally) {
   constexpr uint32_t rows = strip_shape<format>::rows;
-  fused_row own = {{record_ignore, 0}, 0};
-  if ((uint32_t)lane_index() < count) {
-    own = find_fused_row<counted, cast_back>(args, first + lane_index(), format::data_step, tally);
-  }
   const uint8_t *from = args.source.base + (first + lane.row) * args.source.stride_bytes;
   row_ahead<format> ahead;
   ahead.fetch(args, lane, from, lane.row, own);
@@ -519,9 +531,9 @@ __global__ void __launch_bounds__(fused_threads, fused_blocks)
   fused_lane<format> lane = fused_lane<format>::make(args, rows);
   for (uint64_t first = warp_index() * args.warp_rows; first < args.row_count;
        first += warp_count() * args.warp_rows) {
-    uint64_t left = args.row_count - first;
-    store_fused<format, counted, cast_back>(args, lane, first,
-                                            left < args.warp_rows ? (uint32_t)left : args.warp_rows, tally);
+    uint32_t count = fused_pass_rows(args, first);
+    fused_row own = find_own_row<counted, cast_back>(args, first, count, format::data_step, tally);
+    store_fused<format, cast_back>(args, lane, first, count, own, tally);
   }
   fused_tally_add<counted>(tally, args.counts);
 }

@@ -48,6 +48,14 @@ static uint32_t kind_of(const kvp_fused_store_params &op) {
                      op.store.cast_back.base != nullptr);
 }
 
+static uint32_t early_data_step_of(const kvp_fused_store_params &op) {
+  const kvp_geometry &geometry = *op.store.layer.geometry;
+  if (!op.rows_are_known || fused_is_wide(geometry)) {
+    return 0;
+  }
+  return geometry.format->token_interleaved ? geometry.sizes.bytes_per_token : geometry.sizes.data_bytes;
+}
+
 } // namespace kvp
 
 extern "C" cudaError_t kvp_cuda_replay_launch(const struct kvp_cuda_replay *replay, cudaStream_t stream) {
@@ -80,8 +88,8 @@ extern "C" cudaError_t kvp_cuda_replay_launch(const struct kvp_cuda_replay *repl
   batch.op_count = replay->op_count;
   for (uint32_t i = 0; i < replay->op_count; i++) {
     const kvp_fused_store_params &op = replay->ops[i];
-    batch.of[i] = {fused_args::make(op, &replay->counts[i], warp_rows_of(op, blocks)), replay->points[i],
-                   kind_of(op)};
+    batch.of[i] = {fused_args::make(op, &replay->counts[i], warp_rows_of(op, blocks)), replay->points[i], kind_of(op),
+                   early_data_step_of(op)};
   }
   return launch(replay_kernel, blocks, replay_threads, stream, batch, shared_bytes);
 }

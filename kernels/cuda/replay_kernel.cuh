@@ -33,11 +33,15 @@ enum { replay_wide = kvp_format_count };
 __host__ __device__ constexpr uint32_t replay_kind(uint32_t format, bool cast_back) {
   return format * 2 + cast_back;
 }
+__device__ __forceinline__ bool kind_casts_back(uint32_t kind) {
+  return kind % 2 != 0;
+}
 
 struct replay_op {
   fused_args fused;
   kvp_replay_points points;
-  uint64_t kind;
+  uint32_t kind;
+  uint32_t early_data_step; /* the format's; 0: slots and positions may still change while the op waits */
 };
 
 struct replay_batch {
@@ -116,15 +120,33 @@ __device__ __forceinline__ bool wait_for_op(const replay_batch &batch, uint32_t 
 
 /* ---- an op ---- */
 
+/* The lane's row of the warp's first pass, while the op waits: a way through memory less when it goes on. */
+__device__ __forceinline__ fused_row find_row_early(const replay_op &op, row_tally &tally) {
+  uint64_t first = warp_index() * op.fused.warp_rows;
+  if (op.early_data_step == 0 || first >= op.fused.row_count) {
+    return fused_row{{record_ignore, 0}, 0};
+  }
+  uint32_t count = fused_pass_rows(op.fused, first);
+  return kind_casts_back(op.kind) ? find_own_row<true, true>(op.fused, first, count, op.early_data_step, tally)
+                                  : find_own_row<true, false>(op.fused, first, count, op.early_data_step, tally);
+}
+
 template <class format, bool cast_back>
-__device__ __forceinline__ void replay_rows(const fused_args &args, fused_warp_rows *rows, row_tally &tally) {
+__device__ __forceinline__ void replay_rows(const replay_op &op, const fused_row &early, fused_warp_rows *rows,
+                                            row_tally &tally) {
   using live = live_format<format>;
+  const fused_args &args = op.fused;
   fused_lane<live> lane = fused_lane<live>::make(args, rows);
+  fused_row own = early;
+  bool is_found = op.early_data_step != 0;
   for (uint64_t first = warp_index() * args.warp_rows; first < args.row_count;
        first += warp_count() * args.warp_rows) {
-    uint64_t left = args.row_count - first;
-    store_fused<live, true, cast_back>(args, lane, first, left < args.warp_rows ? (uint32_t)left : args.warp_rows,
-                                       tally);
+    uint32_t count = fused_pass_rows(args, first);
+    if (!is_found) {
+      own = find_own_row<true, cast_back>(args, first, count, live::data_step, tally);
+    }
+    is_found = false;
+    store_fused<live, cast_back>(args, lane, first, count, own, tally);
   }
 }
 
@@ -137,12 +159,12 @@ __device__ __forceinline__ void replay_wide_rows(const fused_args &args, float *
 }
 
 /* The block's share of an op. */
-__device__ __forceinline__ void replay_store(const replay_op &op, fused_warp_rows *rows, float *wide_memory,
-                                             row_tally &tally) {
+__device__ __forceinline__ void replay_store(const replay_op &op, const fused_row &early, fused_warp_rows *rows,
+                                             float *wide_memory, row_tally &tally) {
   switch (op.kind) {
 #define KVP_REPLAY_CASE(id, format, cast_back)                                                                       \
   case replay_kind(id, cast_back):                                                                                   \
-    replay_rows<format, cast_back>(op.fused, rows, tally);                                                           \
+    replay_rows<format, cast_back>(op, early, rows, tally);                                                          \
     break;
     KVP_REPLAY_CASE(KVP_FORMAT_V41, format_v41, false)
     KVP_REPLAY_CASE(KVP_FORMAT_V41, format_v41, true)
@@ -185,6 +207,8 @@ __device__ __forceinline__ bool replay_one(const replay_batch &batch, uint32_t i
                                            fused_warp_rows *rows, float *wide_memory) {
   fetch_op(batch.of[index], op);
   __syncthreads();
+  row_tally tally = {};
+  const fused_row early = find_row_early(op, tally);
   bool stays = true;
   if (threadIdx.x == 0) {
     stays = wait_for_op(batch, batch.first_op + index, op.points);
@@ -195,8 +219,7 @@ __device__ __forceinline__ bool replay_one(const replay_batch &batch, uint32_t i
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x == replay_threads - 1) {
     op.fused.counts->started_ns = global_timer_ns();
   }
-  row_tally tally = {};
-  replay_store(op, rows, wide_memory, tally);
+  replay_store(op, early, rows, wide_memory, tally);
   __syncthreads();
   if (threadIdx.x == 0) {
     op_done(op);

@@ -209,6 +209,7 @@ enum kvp_status kvp_intake_fused_store(struct kvp_intake_op *op) {
       .eps = it.eps,
       .flags = kernel_flags(op->wire->flags),
       .positions_checked = it.positions.is_inline,
+      .rows_are_known = it.positions.is_inline && (it.slots.is_inline || it.slots.data == NULL),
   };
   return KVP_OK;
 }

@@ -247,13 +247,16 @@ static bool may_bring_handles(const struct kvp_attachment *attachment) {
   return may;
 }
 
-/* A driver's descriptors are of its device nodes, and only the executor can tell whether it is this driver's; one of
- * memory comes from a driver that keeps a GPU's memory in the host's. Anything else stays here: the executor would wait
- * for it as we would. Neither question is passed on to a file system: this one is asked for what it knows already. */
+static const uint32_t nvidia_major = 195; /* of device nodes: the kernel's admin-guide, devices.txt */
+
+/* A driver's descriptors are of its device nodes; whether one stands for memory, only the executor can tell. One of host
+ * memory comes from a driver that keeps a GPU's there. Anything else stays here: the executor would wait for it as we
+ * would, for a terminal's last bytes, say. Neither question is passed on to a file system: this one is asked for what it
+ * knows already. */
 static enum kvp_status driver_fd_check(int fd, struct kvp_error *error) {
   struct statx status;
-  if (fcntl(fd, F_GET_SEALS) >= 0 ||
-      (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &status) == 0 && S_ISCHR(status.stx_mode))) {
+  if (fcntl(fd, F_GET_SEALS) >= 0 || (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &status) == 0 &&
+                                      S_ISCHR(status.stx_mode) && status.stx_rdev_major == nvidia_major)) {
     return KVP_OK;
   }
   return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "kind", -1, KVP_IMPORT_VMM,

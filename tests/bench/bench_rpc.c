@@ -1,8 +1,9 @@
 /* What a call and a step cost over gRPC, and how fast rows move, against floors of the same run.
  *
- *   bench_rpc KVPOOLD KVPOOL_EXEC
+ *   bench_rpc KVPOOLD KVPOOL_EXEC [DEVICE]
  *
- * Starts a daemon of its own on the host backend. Single-threaded: one request is under way at a time.
+ * Starts a daemon of its own, on host:0 or on that device. Single-threaded: one request is under way at a time. How fast
+ * the ops are is shown for host memory alone: bench_kernels measures a GPU's.
  */
 #include <assert.h>
 #include <pthread.h>
@@ -355,19 +356,22 @@ static void measure_inline_rows(struct bench_session *session) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 3) {
-    (void)fprintf(stderr, "usage: %s KVPOOLD KVPOOL_EXEC\n", argv[0]);
+  if (argc < 3 || argc > 4) {
+    (void)fprintf(stderr, "usage: %s KVPOOLD KVPOOL_EXEC [DEVICE]\n", argv[0]);
     return 2;
   }
+  const char *device = argc == 4 ? argv[3] : "host:0";
   static struct bench_session session;
-  bench_session_open(&session, argv[1], argv[2]);
+  bench_session_open(&session, argv[1], argv[2], device);
 
   printf("kvpoold %s, %s\n\n", session.info->version, session.info->devices[0]->description);
   Kvpool__V1__GetServerInfoRequest request = KVPOOL__V1__GET_SERVER_INFO_REQUEST__INIT;
   double call_us = measure_call(&session, "GetServerInfo", &request.base, &kvpool__v1__server_info__descriptor);
   measure_steps(&session, 1, call_us);
   measure_steps(&session, step_slots, call_us);
-  measure_formats(&session);
+  if (strncmp(device, "host:", 5) == 0) {
+    measure_formats(&session);
+  }
   measure_inline_rows(&session);
   bench_session_close(&session);
   return 0;

@@ -141,8 +141,9 @@ static void create_buffer(struct bench_session *session) {
   protobuf_c_message_free_unpacked(bench_must(written, "WriteBuffer has no response"), NULL);
 }
 
-void bench_session_open(struct bench_session *session, const char *kvpoold_path, const char *executor_path) {
-  bench_daemon_start(&session->daemon, kvpoold_path, executor_path);
+void bench_session_open(struct bench_session *session, const char *kvpoold_path, const char *executor_path,
+                        const char *device) {
+  bench_daemon_start_on(&session->daemon, kvpoold_path, executor_path, device);
   session->client = bench_client_new(session->daemon.socket_path);
   wait_until_serving(session);
   create_pool(session);

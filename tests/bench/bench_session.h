@@ -32,7 +32,8 @@ struct bench_session {
 };
 
 /* Both end the program when something goes wrong. */
-void bench_session_open(struct bench_session *session, const char *kvpoold_path, const char *executor_path);
+void bench_session_open(struct bench_session *session, const char *kvpoold_path, const char *executor_path,
+                        const char *device);
 void bench_session_close(struct bench_session *session);
 
 Kvpool__V1__SessionRef *bench_session_ref(const struct bench_session *session);

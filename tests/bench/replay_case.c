@@ -90,6 +90,7 @@ void replay_case_init(struct replay_case *it, uint8_t *inputs) {
         .eps = 1e-6F,
         .flags = KVP_FUSED_ROUND_TO_BF16,
         .positions_checked = true,
+        .rows_are_known = true,
     };
   }
 }

@@ -148,10 +148,11 @@ def test_what_is_refused(client, session, attach):
     """And the executor goes on."""
     attachment, executor, restarts = attach(session), client.device(DEVICE).executor_pid, client.device(DEVICE).restarts
     ours, other, host, plain = (Memory(name) for name in (NAMES[0], "fake-cuda:1", "fake-cuda:host", "plain"))
-    read_end, write_end = os.pipe()
+    (read_end, write_end), (controller, terminal) = os.pipe(), os.openpty()
     refused = [
         (wire.VMM, plain.fd, ALLOCATION, 0, None, "invalid_argument", "cuMemImportFromShareableHandle"),
         (wire.VMM, read_end, ALLOCATION, 0, None, "invalid_argument", "is no GPU driver's"),
+        (wire.VMM, terminal, ALLOCATION, 0, None, "invalid_argument", "is no GPU driver's"),
         (wire.VMM, other.fd, ALLOCATION, 0, None, "wrong_device", "GPU 1, this device is GPU 0"),
         (wire.VMM, host.fd, ALLOCATION, 0, None, "invalid_argument", "lies in no GPU"),
         (wire.VMM, ours.fd, ALLOCATION + PAGE, 0, None, "invalid_argument", f"{ALLOCATION + PAGE} bytes"),
@@ -173,10 +174,8 @@ def test_what_is_refused(client, session, attach):
     assert mapped(client, NAMES[0]) == 0
     attachment.release_buffer(import_ipc(attachment, ours).buffer_id)
     attachment.release_buffer(import_vmm(attachment, ours).buffer_id)
-    for fd in (ours.fd, other.fd, host.fd, plain.fd, read_end, write_end):
+    for fd in (ours.fd, other.fd, host.fd, plain.fd, read_end, write_end, controller, terminal):
         os.close(fd)
-
-
 
 
 def test_a_worker_dies_with_its_memory_open(daemon, client, session, attach, pool, rng):

@@ -1,8 +1,9 @@
-/* Replays on a GPU: ops of every format, each of whose rows are put where the last op's were when its turn comes, by a
- * stream that signals and waits as a captured graph does. Records, rows cast back and counts are the host kernels', for
+/* Replays on a GPU: ops of every format, each of whose rows are put where the last op's were when its turn comes, and so
+ * are slots and positions that are not known before, by a stream that signals and waits as a captured graph does. Records, rows cast back and counts are the host kernels', for
  * any number of blocks; and what is left when the word is poisoned, the deadline passes or the replay is aborted.
  *
  *   contract_replay [small]
+ *   contract_replay alone      nothing beside the replay's kernel: every point was reached before (for compute-sanitizer)
  */
 #include <math.h>
 #include <stdbool.h>
@@ -66,8 +67,9 @@ struct op {
   struct kind *kind;
   struct twin input; /* becomes the kind's source */
   struct twin back;
-  struct twin slots;
+  struct twin slots; /* of an op whose rows are not known: on the device others, until its turn comes */
   struct twin positions;
+  struct twin late; /* slots, then positions: what they become */
   struct kvp_fused_store_params host;
   struct kvp_fused_store_params device;
 };
@@ -177,6 +179,16 @@ static void op_memory(struct op *op) {
   op->back = twin_make(view_bytes);
   op->slots = twin_make(rows_max * sizeof(int32_t));
   op->positions = twin_make(rows_max * sizeof(int32_t));
+  op->late = twin_make(2 * sizeof(int32_t) * rows_max);
+}
+
+/* What the op must not use yet: a slot and a position that would do. */
+static void metadata_push_late(struct op *op) {
+  memcpy(op->late.host, op->slots.host, op->slots.bytes);
+  memcpy(op->late.host + op->slots.bytes, op->positions.host, op->positions.bytes);
+  twin_push(&op->late);
+  gpu_check(cudaMemset(op->slots.device, 0, op->slots.bytes));
+  gpu_check(cudaMemset(op->positions.device, 0, op->positions.bytes));
 }
 
 /* Distinct slots, holes, and where the kernel checks, ones that are wrong. */
@@ -231,6 +243,7 @@ static void op_make(struct op *op) {
       .eps = 1e-6F,
       .flags = random_below(8),
       .positions_checked = checked,
+      .rows_are_known = random_chance(2),
   };
   op->device = op->host;
   op->device.store.layer.base = op->kind->region.device;
@@ -244,6 +257,9 @@ static void op_make(struct op *op) {
   const struct twin *twins[] = {&op->input, &op->back, &op->slots, &op->positions};
   for (size_t i = 0; i < sizeof twins / sizeof twins[0]; i++) {
     twin_push(twins[i]);
+  }
+  if (!op->host.rows_are_known) {
+    metadata_push_late(op);
   }
 }
 
@@ -293,6 +309,17 @@ static void replay_start(uint64_t deadline_ns) {
   gpu_check(kvp_cuda_signal_launch(&signal, daemon_stream));
 }
 
+/* The op's slots and positions, where they were not known before. */
+static void metadata_become_late(const struct op *op) {
+  if (op->host.rows_are_known) {
+    return;
+  }
+  gpu_check(
+      cudaMemcpyAsync(op->slots.device, op->late.device, op->slots.bytes, cudaMemcpyDeviceToDevice, worker_stream));
+  gpu_check(cudaMemcpyAsync(op->positions.device, op->late.device + op->slots.bytes, op->positions.bytes,
+                            cudaMemcpyDeviceToDevice, worker_stream));
+}
+
 /* The worker's first `count` ops, whose rows are put where the last one's were. */
 static void worker_run(uint32_t count) {
   struct replay_points points = points_of(0);
@@ -303,6 +330,7 @@ static void worker_run(uint32_t count) {
     points = points_of(i);
     gpu_check(
         cudaMemcpyAsync(op->kind->source.device, op->input.device, bytes, cudaMemcpyDeviceToDevice, worker_stream));
+    metadata_become_late(op);
     gpu_check(replay_points_put(&points, i + 1, true, i % 3 == 0, worker_stream));
     gpu_check(replay_points_put(&points, i + 1, false, true, worker_stream));
   }
@@ -341,17 +369,17 @@ static void op_check(uint32_t number) {
 
 /* ---- tests ---- */
 
-static void test_contents(uint32_t blocks) {
-  uint64_t rows = 0;
-  report_begin("a replay of %u ops, %u blocks at most", op_count, blocks == 0 ? kvp_cuda_replay_blocks_max : blocks);
+static void contents_begin(uint32_t blocks, const char *how) {
+  report_begin("a replay of %u ops, %u blocks at most%s", op_count, blocks == 0 ? kvp_cuda_replay_blocks_max : blocks,
+               how);
   kvp_cuda_size_pin(KVP_CUDA_SIZE_AUTOMATIC, blocks);
   for (uint32_t i = 0; i < op_count; i++) {
     op_make(&ops[i]);
-    rows += ops[i].host.store.row_count;
   }
-  gpu_check(cudaDeviceSynchronize());
-  replay_start(UINT64_MAX);
-  worker_run(op_count);
+}
+
+static void contents_check(void) {
+  uint64_t rows = 0;
   const struct kvp_replay_result result = replay_end();
   if (result.end != KVP_REPLAY_DONE || bell[bell_problem] != 0) {
     report_failed("it ended with %d at op %u, the worker found 0x%llx", (int)result.end, result.op,
@@ -359,11 +387,33 @@ static void test_contents(uint32_t blocks) {
   }
   for (uint32_t i = 0; i < op_count; i++) {
     op_check(i);
+    rows += ops[i].host.store.row_count;
   }
   for (uint32_t i = 0; i < kind_count; i++) {
     twin_compare(&all_kinds[i].region, "region", i);
   }
   report_passed("%llu rows", (unsigned long long)rows);
+}
+
+static void test_contents(uint32_t blocks) {
+  contents_begin(blocks, "");
+  gpu_check(cudaDeviceSynchronize());
+  replay_start(UINT64_MAX);
+  worker_run(op_count);
+  contents_check();
+}
+
+static void test_alone(uint32_t blocks) {
+  const uint64_t last = (replays + 1) * ops_max + op_count;
+  contents_begin(blocks, ", every point reached before");
+  for (uint32_t i = 0; i < op_count; i++) {
+    ops[i].device.store.source.base = ops[i].input.device;
+    metadata_become_late(&ops[i]);
+  }
+  gpu_check(cudaMemcpy(word_at(start_word), &last, sizeof last, cudaMemcpyHostToDevice));
+  gpu_check(cudaDeviceSynchronize());
+  replay_start(UINT64_MAX);
+  contents_check();
 }
 
 static uint64_t gpu_clock(void) {
@@ -445,7 +495,8 @@ static void test_abort(uint32_t at) {
 
 int main(int argc, char **argv) {
   const uint32_t blocks[] = {0, 1, 2, 3, 5};
-  if (argc > 1 && strcmp(argv[1], "small") == 0) {
+  const bool is_alone = argc > 1 && strcmp(argv[1], "alone") == 0;
+  if (is_alone || (argc > 1 && strcmp(argv[1], "small") == 0)) {
     op_count = 140; /* two launches still */
   }
   random_start(1);
@@ -456,7 +507,10 @@ int main(int argc, char **argv) {
     op_memory(&ops[i]);
   }
   for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
-    test_contents(blocks[i]);
+    (is_alone ? test_alone : test_contents)(blocks[i]);
+  }
+  if (is_alone) {
+    return 0;
   }
   kvp_cuda_size_pin(KVP_CUDA_SIZE_AUTOMATIC, 0);
   gpu_check(cudaMemset(words, 0, words_bytes));

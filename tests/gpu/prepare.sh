@@ -24,7 +24,7 @@ programs=(
   tests/gpu/contract_hostile tests/gpu/contract_hostile_ops tests/gpu/long_kernel
   tests/gpu/contract_replay
   tests/bench/bench_kernels tests/bench/bench_ops_cuda tests/bench/bench_replay tests/bench/bench_worker
-  tests/bench/bench_workers tests/bench/bench_words
+  tests/bench/bench_workers tests/bench/bench_words tests/bench/bench_rpc
 )
 # The C library and the compilers' own: every system has them, and they fit that system only.
 left_behind='^(linux-vdso|ld-linux|libc|libm|libmvec|libdl|libpthread|librt|libresolv|libutil|libanl|libstdc\+\+|libgcc_s)[.-]'

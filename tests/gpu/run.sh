@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of the CUDA backend, on a host with a GPU, in less than ten minutes.
+# Every check of the CUDA backend, on a host with a GPU, in about twelve minutes.
 #   tests/gpu/run.sh [--build FOLDER] [--only STAGE,...] [--logs FOLDER] [--minutes N]
 #   tests/gpu/run.sh --list
 # FOLDER is what tests/gpu/prepare.sh made, here or on another machine; without it, it is made first. The GPU is the
@@ -11,17 +11,18 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 tests=$root/tests
-stages=(smoke golden differential hostile large sanitizer daemon faults worker_memory workers workers_mps mps replay
-  replay_mps bench)
+stages=(smoke golden differential hostile large sanitizer daemon faults worker_memory workers worker_killed worker_user
+  workers_mps worker_killed_mps worker_user_mps mps replay replay_mps bench)
 optional=(ncu) # only where --only names them
 declare -A limits=(
   [smoke]=60 [golden]=60 [differential]=120 [hostile]=150 [large]=150 [sanitizer]=240 [daemon]=240 [faults]=150
-  [worker_memory]=120 [workers]=150 [workers_mps]=180 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
+  [worker_memory]=120 [workers]=150 [worker_killed]=90 [worker_user]=90 [workers_mps]=150 [worker_killed_mps]=120
+  [worker_user_mps]=90 [mps]=180 [replay]=150 [replay_mps]=150 [bench]=180 [ncu]=120
 )
 build=
 only=
 logs=$root/build-gpu-logs
-minutes=10
+minutes=15
 
 usage() {
   sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
@@ -111,10 +112,11 @@ stop_mps() {
     mps_folder=
   fi
 }
-# A control daemon of our own, in folders of its own, so that nobody else's is met.
+# A control daemon of our own, in folders of its own, so that nobody else's is met. start_mps OPTION...
 start_mps() {
   mps_folder=$(mktemp -d /tmp/kvpool-mps-XXXXXX)
-  CUDA_MPS_PIPE_DIRECTORY=$mps_folder CUDA_MPS_LOG_DIRECTORY=$mps_folder timeout 30 nvidia-cuda-mps-control -d \
+  chmod 755 "$mps_folder"
+  CUDA_MPS_PIPE_DIRECTORY=$mps_folder CUDA_MPS_LOG_DIRECTORY=$mps_folder timeout 30 nvidia-cuda-mps-control -d "$@" \
     >"$logs/mps-control.log" 2>&1 </dev/null
 }
 running=
@@ -184,6 +186,10 @@ skip() {
 need_python() {
   [[ -n $python ]] || skip "no Python with grpcio, protobuf, numpy and pytest: set KVPOOL_PYTHON"
 }
+need_torch() {
+  need_python
+  "$python" -c "import torch" || skip "no torch in $python"
+}
 
 need_mps() {
   command -v nvidia-cuda-mps-control >/dev/null || skip "there is no nvidia-cuda-mps-control here"
@@ -243,7 +249,7 @@ sanitize() {
   local commands=(
     "contract_golden_cuda" "contract_differential_cuda 200" "contract_hostile small" "contract_ops_golden_cuda"
     "contract_gather_differential_cuda 60" "contract_ops_differential_cuda 120" "contract_fused_differential_cuda 60"
-    "contract_hostile_ops small" "contract_population 8192 4096"
+    "contract_hostile_ops small" "contract_population 8192 4096" "contract_replay alone"
   )
   : >"$log"
   for command in "${commands[@]}"; do
@@ -298,7 +304,7 @@ stage_worker_memory() {
   pytest_run worker_memory -- "$here/test_worker_memory_gpu.py"
 }
 
-# Workers of torch's on the same GPU; steps a second through rings; one that is killed in a kernel comes last.
+# Workers of torch's on the same GPU; steps a second through rings, and what one over gRPC costs.
 stage_workers() {
   workers_run workers
 }
@@ -310,14 +316,38 @@ stage_workers_mps() {
 
 # workers_run NAME ENVIRONMENT...
 workers_run() {
-  local name=$1
+  local name=$1 bench
   shift
-  program "$build/tests/bench/bench_workers" "$build/server/supervisor/kvpoold" "$build/server/executor/kvpool-exec" \
-    cuda:0
-  need_python
-  "$python" -c "import torch" || skip "no torch in $python"
-  pytest_run "$name" "$@" -- -s "$here/test_worker_gpu.py" "$here/test_worker_tensors_gpu.py" \
-    "$here/test_worker_killed.py"
+  for bench in bench_rpc bench_workers; do
+    program "$build/tests/bench/$bench" "$build/server/supervisor/kvpoold" "$build/server/executor/kvpool-exec" cuda:0
+  done
+  need_torch
+  pytest_run "$name" "$@" -- -s "$here/test_worker_gpu.py" "$here/test_worker_tensors_gpu.py"
+}
+
+# A worker that is killed in a kernel: by itself, as MPS lets nobody in before all that were on the GPU are gone, the tests
+# with a context of their own as well.
+stage_worker_killed() {
+  need_torch
+  pytest_run worker_killed -- -s "$here/test_worker_killed.py"
+}
+
+# One that is another user than the daemon.
+stage_worker_user() {
+  need_torch
+  pytest_run worker_user -- -s "$here/test_worker_user.py"
+}
+
+stage_worker_user_mps() {
+  need_mps
+  need_torch
+  pytest_run worker_user_mps KVPOOL_TEST_MPS=1 -- -s "$here/test_worker_user.py"
+}
+
+stage_worker_killed_mps() {
+  need_mps
+  need_torch
+  pytest_run worker_killed_mps KVPOOL_TEST_MPS=1 -- -s "$here/test_worker_killed.py"
 }
 
 stage_mps() {
@@ -411,13 +441,13 @@ run_stage() {
   if [[ $left -lt 10 ]]; then
     echo "SKIPPED: no time is left of $minutes minutes" >"$logs/$name.log"
     count "$name" 0
-    table+=("$(printf '%-13s %5s    %s' "$name" - "$outcome: no time was left")")
+    table+=("$(printf '%-17s %5s    %s' "$name" - "$outcome: no time was left")")
     return
   fi
   if [[ $seconds -gt $left ]]; then
     seconds=$left
   fi
-  printf '%-13s ' "$name"
+  printf '%-17s ' "$name"
   # timeout runs programs, not functions: this script again, for one stage.
   env "KVPOOL_GPU_STAGE=$name" timeout --kill-after=10 "$seconds" "$BASH" "${BASH_SOURCE[0]}" --build "$build" \
     --logs "$logs" >"$logs/$name.log" 2>&1 </dev/null &
@@ -427,7 +457,7 @@ run_stage() {
   printf '%4d s  ' "$((SECONDS - started))"
   count "$name" "$status"
   echo "$outcome"
-  table+=("$(printf '%-13s %4d s   %s' "$name" "$((SECONDS - started))" "$outcome")")
+  table+=("$(printf '%-17s %4d s   %s' "$name" "$((SECONDS - started))" "$outcome")")
 }
 
 if [[ -n ${KVPOOL_GPU_STAGE:-} ]]; then
@@ -442,7 +472,11 @@ for stage in "${chosen[@]}"; do
       run_stage "$stage"
       continue
     fi
-    if start_mps; then
+    options=()
+    if [[ $stage == worker_user_mps ]]; then
+      options=(-multiuser-server)
+    fi
+    if start_mps "${options[@]}"; then
       export CUDA_MPS_PIPE_DIRECTORY=$mps_folder CUDA_MPS_LOG_DIRECTORY=$mps_folder KVPOOL_GPU_MPS=1
     fi
     run_stage "$stage"
@@ -455,7 +489,7 @@ done
 
 echo
 for stage in "${chosen[@]}"; do
-  grep -aE '^ *FIGURE|^SKIPPED|^\[  SKIPPED' "$logs/$stage.log" | sed "s/^ */$stage: /" | sort -u || true
+  grep -aoE 'FIGURE .*|^SKIPPED.*|^\[  SKIPPED.*' "$logs/$stage.log" | sed "s/^/$stage: /" | sort -u || true
 done
 echo
 printf '%s\n' "${table[@]}"

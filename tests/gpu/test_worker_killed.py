@@ -3,8 +3,10 @@ long until they are served again, and what the pool holds then. Time-sliced it i
 take every context of the GPU with it."""
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -16,7 +18,7 @@ from support.device import DEVICE, ON_GPU
 from support.libkvpool import environment, kvpool
 from support.traffic import random_rows, slots_of, whole_block_segments
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="$KVPOOL_TEST_DEVICE names no GPU")
 
@@ -101,17 +103,29 @@ class Child:
         for line in (session.ticket(DEVICE).to_json(), *lines):
             self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+        self.lines = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def line(self):
+        """What it says next; None: it has ended."""
+        return self.lines.get(timeout=SECONDS_MAX)
 
     def next(self):
-        line = self.process.stdout.readline()
-        assert line, f"it ended with status {self.process.wait()}"
+        line = self.line()
+        assert line is not None, f"it ended with status {self.process.wait()}"
         return json.loads(line)
 
     def end(self):
         """What it said, from here to its end."""
-        out, _ = self.process.communicate(timeout=SECONDS_MAX)
-        assert self.process.returncode == 0
-        return [json.loads(line) for line in out.splitlines()]
+        self.process.stdin.close()
+        said = [json.loads(line) for line in iter(self.line, None)]
+        assert self.process.wait(SECONDS_MAX) == 0
+        return said
 
     def kill(self):
         self.process.kill()
@@ -132,6 +146,7 @@ def children():
 
 
 def test_a_worker_is_killed_in_a_kernel(start_daemon, children):
+    assert not torch.cuda.is_initialized(), "this process would hold up MPS: these tests run by themselves"
     daemon = start_daemon()
     rng = np.random.default_rng(5)
     with kvpool.Client(str(daemon.socket), wait_until_serving=True) as scheduler:
@@ -145,7 +160,7 @@ def test_a_worker_is_killed_in_a_kernel(start_daemon, children):
         with_context = children(WITH_CONTEXT, others, json.dumps(slots_of(theirs[8:9], TOKENS).tolist()))
         assert ring_only.next()["event"] == with_context.next()["event"] == "ready"
         victim = children(VICTIM, owner)
-        assert victim.process.stdout.readline() == "running\n"
+        assert victim.line() == "running\n"
         operator = daemon.client()
         before = operator.device().restarts
         victim.kill()
