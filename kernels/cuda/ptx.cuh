@@ -117,6 +117,13 @@ __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t *from) {
   return v;
 }
 
+/* The same among blocks of a device. */
+__device__ __forceinline__ uint64_t load_acquire_device(const uint64_t *from) {
+  uint64_t v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return v;
+}
+
 /* Among blocks of a device; returns what stood there before. */
 __device__ __forceinline__ uint64_t add_acquire_release(uint64_t *to, uint64_t v) {
   uint64_t before;

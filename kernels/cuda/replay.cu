@@ -76,8 +76,8 @@ extern "C" cudaError_t kvp_cuda_replay_launch(const struct kvp_cuda_replay *repl
     blocks = wanted > blocks ? wanted : blocks;
     shared_bytes = bytes > shared_bytes ? bytes : shared_bytes;
   }
-  /* Blocks of one launch don't wait for each other, but an op is not done before the last one has come onto the device:
-   * an eighth of it is what two replays and more find beside each other. */
+  /* Blocks wait for each other, so an op is not done before the last one has come onto the device: an eighth of it is
+   * what two replays and more find beside each other. */
   blocks = launched_blocks(blocks, divide_up(facts[device].resident_blocks, 8));
   replay_batch batch = {};
   batch.state = (kvp_cuda_replay_state *)replay->state;

@@ -1,8 +1,9 @@
 /* A replay: fused stores of a captured graph in one launch, each waiting for its word and followed by its signal.
  *
- * A few blocks stay on the device for the whole of it. Each waits for itself, one thread of it, and does its share of the
- * op's rows by the same code as fused_store_kernel.cuh; whichever of them is done last signals. Blocks don't wait for each
- * other: one may be ops ahead.
+ * A few blocks stay on the device for the whole of it. Each waits for itself, one thread of it, first for all blocks to
+ * have done the op before, which the op may read from or write over, then for the op's word; and does its share of the
+ * op's rows by the same code as fused_store_kernel.cuh. Whichever of them is done last signals. Who waits for the signal
+ * before it goes on finds the blocks at the word: the first wait costs nothing then.
  *
  * All ends, whatever the words say: whoever waits looks at the deadline, at the abort word, and at whether another block
  * has given up. A block that gives up raises `failure` to its op, and goes; so op k's signal is written if and only if no
@@ -97,8 +98,20 @@ __device__ __forceinline__ bool look_around(const replay_batch &batch, uint32_t 
   return true;
 }
 
-/* False: the block is to go. op: among those of the step. */
-__device__ __forceinline__ bool wait_for_op(const replay_batch &batch, uint32_t op, const kvp_replay_points &points) {
+/* Until all blocks have done the op before. False: the block is to go. op: among those of the step. */
+__device__ __forceinline__ bool wait_for_blocks(const replay_batch &batch, uint32_t op, const uint64_t *blocks_done) {
+  for (uint32_t looks = 1; load_acquire_device(blocks_done) < gridDim.x; looks++) {
+    if (looks % looks_before_abort == 0 && !look_around(batch, op, 0)) {
+      return false;
+    }
+    pause_ns(short_pause_ns);
+  }
+  return true;
+}
+
+/* Likewise, until the op's word has been counted up. */
+__device__ __forceinline__ bool wait_for_word(const replay_batch &batch, uint32_t op,
+                                              const kvp_replay_points &points) {
   if (points.wait == nullptr) {
     return look_around(batch, op, 0);
   }
@@ -196,22 +209,24 @@ __device__ __forceinline__ void fetch_op(const replay_op &from, replay_op &to) {
 
 /* One thread, behind a barrier: what the block has written is done. */
 __device__ __forceinline__ void op_done(const replay_op &op) {
-  if (op.points.signal != nullptr &&
-      (gridDim.x == 1 || add_acquire_release(&op.fused.counts->blocks_done, 1) == gridDim.x - 1)) {
+  bool is_last = gridDim.x == 1 || add_acquire_release(&op.fused.counts->blocks_done, 1) == gridDim.x - 1;
+  if (is_last && op.points.signal != nullptr) {
     raise_release_system(op.points.signal, op.points.signal_value);
   }
 }
 
-/* Whole block. True: it has done op `index` of the batch. */
+/* Whole block. True: it has done op `index` of the batch, whose arguments are in `op` now. */
 __device__ __forceinline__ bool replay_one(const replay_batch &batch, uint32_t index, replay_op &op,
                                            fused_warp_rows *rows, float *wide_memory) {
+  const uint64_t *before = index == 0 || gridDim.x == 1 ? nullptr : &batch.of[index - 1].fused.counts->blocks_done;
   fetch_op(batch.of[index], op);
   __syncthreads();
   row_tally tally = {};
   const fused_row early = find_row_early(op, tally);
   bool stays = true;
   if (threadIdx.x == 0) {
-    stays = wait_for_op(batch, batch.first_op + index, op.points);
+    uint32_t number = batch.first_op + index;
+    stays = (before == nullptr || wait_for_blocks(batch, number, before)) && wait_for_word(batch, number, op.points);
   }
   if (__syncthreads_or(!stays)) {
     return false;

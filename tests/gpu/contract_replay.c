@@ -3,7 +3,8 @@
  * any number of blocks; and what is left when the word is poisoned, the deadline passes or the replay is aborted.
  *
  *   contract_replay [small]
- *   contract_replay alone      nothing beside the replay's kernel: every point was reached before (for compute-sanitizer)
+ *   contract_replay alone      every point reached before: nothing runs beside the replay's kernel (compute-sanitizer),
+ *                              and nothing but that keeps the ops in their order
  */
 #include <math.h>
 #include <stdbool.h>
@@ -403,11 +404,22 @@ static void test_contents(uint32_t blocks) {
   contents_check();
 }
 
+/* Rows of the op's own, or those that the op before casts back. */
+static void source_choose(uint32_t number) {
+  struct op *op = &ops[number];
+  const struct op *before = number == 0 ? NULL : &ops[number - 1];
+  const bool from_before =
+      before != NULL && before->kind == op->kind && before->host.store.cast_back.base != NULL && random_chance(2);
+  op->host.store.source.base = from_before ? before->back.host : op->input.host;
+  op->device.store.source.base = from_before ? before->back.device : op->input.device;
+}
+
+/* Nobody waits between ops: what keeps their order is the kernel. */
 static void test_alone(uint32_t blocks) {
   const uint64_t last = (replays + 1) * ops_max + op_count;
   contents_begin(blocks, ", every point reached before");
   for (uint32_t i = 0; i < op_count; i++) {
-    ops[i].device.store.source.base = ops[i].input.device;
+    source_choose(i);
     metadata_become_late(&ops[i]);
   }
   gpu_check(cudaMemcpy(word_at(start_word), &last, sizeof last, cudaMemcpyHostToDevice));

@@ -360,6 +360,7 @@ stage_mps() {
 # Captured graphs whose ops the daemon does: the kernel that waits, by itself; torch's graphs; what it costs.
 stage_replay() {
   program "$build/tests/gpu/contract_replay"
+  program "$build/tests/gpu/contract_replay" alone
   program "$build/tests/bench/bench_words"
   program "$build/tests/bench/bench_replay"
   replay_by_daemon replay

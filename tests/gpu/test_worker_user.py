@@ -63,7 +63,7 @@ def test_a_worker_of_another_user(start_daemon, flags, how):
     np.save(path, rows)
     with kvpool.Client(str(daemon.socket)) as scheduler:
         pool = scheduler.create_pool("shared", TOKENS, BLOCKS, [{"name": "kv", "format": "v41", "num_layers": 1}])
-        session = scheduler.open_session("another's")
+        session = scheduler.open_session("another-user")
         blocks = session.allocate(pool, 4)
         uid, found, stored, records = run_as_other_user(session, blocks, path)
         quantized = reference.quantize(V41, rows)
