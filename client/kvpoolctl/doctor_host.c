@@ -16,7 +16,9 @@ enum {
   /* What kvpoold takes with its defaults before it has any memory: itself, 4096 connections of two, a device. */
   descriptors_least = 128 + 2 * 4096 + 8,
   descriptors_per_gib = 2,
-  pool_gib_wanted = 256, /* that a host may well have */
+  descriptors_per_worker = 43,
+  /* What a host may well have: so much in pools, beside as many workers as a session may have. */
+  descriptors_wanted = 256 * descriptors_per_gib + 64 * descriptors_per_worker,
 };
 
 static const uint64_t gib = UINT64_C(1) << 30;
@@ -33,10 +35,12 @@ static void descriptors_check(struct kvp_ctl_doctor *doctor) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "descriptors",
                                  "RLIMIT_NOFILE is %s, kvpoold takes %s before it has any memory",
                                  kvp_ctl_count(hard).text, kvp_ctl_count(descriptors_least).text);
-  } else if ((hard - descriptors_least) / descriptors_per_gib < pool_gib_wanted) {
+  } else if (hard - descriptors_least < descriptors_wanted) {
     finding = kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_WARNING, "descriptors",
-                                 "RLIMIT_NOFILE is %s: enough for %s GiB of pools", kvp_ctl_count(hard).text,
-                                 kvp_ctl_count((hard - descriptors_least) / descriptors_per_gib).text);
+                                 "RLIMIT_NOFILE is %s: enough for %s GiB of pools, or for %s attached workers",
+                                 kvp_ctl_count(hard).text,
+                                 kvp_ctl_count((hard - descriptors_least) / descriptors_per_gib).text,
+                                 kvp_ctl_count((hard - descriptors_least) / descriptors_per_worker).text);
   } else {
     kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_OK, "descriptors", "RLIMIT_NOFILE is %s", kvp_ctl_count(hard).text);
     return;

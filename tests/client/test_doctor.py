@@ -151,10 +151,12 @@ def test_no_shared_memory(host):
 
 
 @pytest.mark.parametrize("limit, result, words", [(8000, "problem", "RLIMIT_NOFILE is 8,000, kvpoold takes 8,328"),
-                                                  (8428, "warning", "enough for 50 GiB of pools"),
-                                                  (9000, "ok", "RLIMIT_NOFILE is 9,000")])
+                                                  (8428, "warning", "enough for 50 GiB of pools, or for 2 attached workers"),
+                                                  (11591, "warning", "1,631 GiB of pools, or for 75 attached workers"),
+                                                  (11592, "ok", "RLIMIT_NOFILE is 11,592")])
 def test_descriptors(host, limit, result, words):
-    # 128 of its own, 8 of a device, two for each of 4096 connections; then two for each GiB.
+    # 128 of its own, 8 of a device, two for each of 4096 connections; then two for each GiB, 43 for each worker.
+    # 64 workers and 256 GiB are expected: 64 * 43 + 2 * 256 = 3264.
     found = host.look(status=1 if result == "problem" else 0, prefix=["prlimit", f"--nofile={limit}:{limit}"])
     found.is_about("descriptors", result, words, "LimitNOFILE" if result != "ok" else "")
 
