@@ -180,10 +180,42 @@ static kvpool_status point_check(const kvpool_replay *replay, uint32_t op, const
   return KVPOOL_OK;
 }
 
+/* The points that an op's come behind. */
+struct points_before {
+  uint64_t begins, ends;
+};
+
+/* Graphs signal in order and wait in order, and a word doesn't count down. */
+static kvpool_status order_check(struct points_before *before, uint32_t op, const struct kvp_wire_op *wire,
+                                 kvpool_error *error) {
+  if ((wire->flags & KVP_OP_WAITS) != 0) {
+    if (wire->wait.value < before->begins) {
+      return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "wait", op, (int64_t)wire->wait.value,
+                         "op %u begins at point %llu, one before it at %llu: they don't go down", op,
+                         (unsigned long long)wire->wait.value, (unsigned long long)before->begins);
+    }
+    before->begins = wire->wait.value;
+  }
+  if ((wire->flags & KVP_OP_SIGNALS) != 0) {
+    if (wire->signal.value <= before->ends) {
+      return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "signal", op, (int64_t)wire->signal.value,
+                         "op %u ends at point %llu, one before it at %llu: they go up", op,
+                         (unsigned long long)wire->signal.value, (unsigned long long)before->ends);
+    }
+    before->ends = wire->signal.value;
+  }
+  return KVPOOL_OK;
+}
+
 static kvpool_status step_check(const kvpool_replay *replay, const kvpool_step *step, kvpool_error *error) {
   const struct kvp_wire_op *ops = (const void *)step->wire_ops.data;
+  struct points_before before = {0};
   if (step->op_count == 0) {
     return kvp_fail(error, KVPOOL_INVALID_ARGUMENT, "the step has no op");
+  }
+  if ((ops[0].flags & KVP_OP_WAITS) == 0) { /* it could end before the graph begins, which sets the word back */
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "wait", 0, 0,
+                       "op 0 begins at no point of the graph's: the first op of a replay waits for one");
   }
   for (uint32_t i = 0; i < step->op_count; i++) {
     const struct kvp_wire_op *op = &ops[i];
@@ -195,6 +227,9 @@ static kvpool_status step_check(const kvpool_replay *replay, const kvpool_step *
     kvpool_status status = point_check(replay, i, "wait", waits, &op->wait, error);
     if (status == KVPOOL_OK) {
       status = point_check(replay, i, "signal", signals, &op->signal, error);
+    }
+    if (status == KVPOOL_OK) {
+      status = order_check(&before, i, op, error);
     }
     if (status != KVPOOL_OK) {
       return status;

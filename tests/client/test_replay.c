@@ -103,22 +103,25 @@ static int32_t slot_of(unsigned replay, unsigned layer) {
   return blocks[token / tokens_per_block] * tokens_per_block + (int32_t)(token % tokens_per_block);
 }
 
+static void op_add(kvpool_step *step, int32_t slot, uint32_t begins, uint32_t ends) {
+  const int32_t position = 0;
+  kvpool_fused_store fused = {
+      .layer = {.pool = kvpool_pool_map_pool(map), .region = 2, .layer = 0},
+      .source = {.buffer = rows, .rows = 1, .row_bytes = row_bytes},
+      .norm_weight = {.buffer = rows, .offset_bytes = row_bytes, .rows = 1, .row_bytes = row_bytes},
+      .eps = 1e-6F,
+  };
+  assert_ok(kvpool_step_add_array(step, &slot, 1, &fused.slots, &error));
+  assert_ok(kvpool_step_add_array(step, &position, 1, &fused.positions, &error));
+  assert_ok(kvpool_step_add_fused_store(step, &fused, &error));
+  assert_ok(kvpool_step_set_replay_points(step, begins, ends, &error));
+}
+
 /* The step of one replay: an op a layer, each with a slot of its own. */
 static void step_fill(kvpool_step *step, unsigned replay) {
-  const kvpool_view source = {.buffer = rows, .rows = 1, .row_bytes = row_bytes};
-  const kvpool_view weight = {.buffer = rows, .offset_bytes = row_bytes, .rows = 1, .row_bytes = row_bytes};
-  const int32_t position = 0;
   kvpool_step_clear(step);
   for (unsigned layer = 0; layer < layers; layer++) {
-    const int32_t slot = slot_of(replay, layer);
-    kvpool_fused_store fused = {.layer = {.pool = kvpool_pool_map_pool(map), .region = 2, .layer = 0},
-                                .source = source,
-                                .norm_weight = weight,
-                                .eps = 1e-6F};
-    assert_ok(kvpool_step_add_array(step, &slot, 1, &fused.slots, &error));
-    assert_ok(kvpool_step_add_array(step, &position, 1, &fused.positions, &error));
-    assert_ok(kvpool_step_add_fused_store(step, &fused, &error));
-    assert_ok(kvpool_step_set_replay_points(step, layer + 1, layer + 1, &error));
+    op_add(step, slot_of(replay, layer), layer + 1, layer + 1);
   }
 }
 
@@ -270,10 +273,47 @@ static void test_refusals(void **state) {
   kvpool_replay_destroy(replay);
 }
 
+/* Of every mode alike: the first op waits for the graph, and points come in order. */
+static void test_points_in_order(void **state) {
+  (void)state;
+  static const struct {
+    uint32_t points[2][2];
+    const char *text; /* NULL: it is taken */
+  } cases[] = {
+      {{{0, 1}, {1, 2}}, "op 0 begins at no point"},
+      {{{1, 3}, {2, 1}}, "op 1 ends at point 1, one before it at 3"},
+      {{{1, 2}, {2, 2}}, "op 1 ends at point 2, one before it at 2"},
+      {{{2, 2}, {1, 3}}, "op 1 begins at point 1, one before it at 2"},
+      {{{2, 0}, {2, 3}}, NULL},
+      {{{1, 2}, {0, 3}}, NULL},
+  };
+  const kvpool_replay_mode modes[] = {KVPOOL_REPLAY_ONE_LAUNCH, KVPOOL_REPLAY_BY_OP};
+  for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+    kvpool_replay *replay = replay_new(modes[i % 2], 0);
+    kvpool_step *step;
+    uint64_t id;
+    assert_ok(kvpool_attachment_step_new(attachment, &step, &error));
+    op_add(step, slot_of(0, 0), cases[i / 2].points[0][0], cases[i / 2].points[0][1]);
+    op_add(step, slot_of(0, 1), cases[i / 2].points[1][0], cases[i / 2].points[1][1]);
+    if (cases[i / 2].text != NULL) {
+      assert_fails(kvpool_replay_post(replay, step, &id, &error), KVPOOL_INVALID_ARGUMENT, cases[i / 2].text);
+    } else {
+      assert_ok(kvpool_replay_post(replay, step, &id, &error));
+      assert_ok(kvpool_replay_begin(replay, NULL, &error));
+      assert_ok(kvpool_replay_signal(replay, NULL, 2, &error));
+      assert_ok(kvpool_replay_end(replay, NULL, 3, &error));
+      assert_ok(kvpool_replay_check(replay, &error));
+      assert_null(await(id)->error);
+    }
+    kvpool_step_destroy(step);
+    kvpool_replay_destroy(replay);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_one_launch),    cmocka_unit_test(test_by_op),    cmocka_unit_test(test_deadline),
-      cmocka_unit_test(test_waits_in_vain), cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_waits_in_vain), cmocka_unit_test(test_refusals), cmocka_unit_test(test_points_in_order),
   };
   int failed = cmocka_run_group_tests_name("replay", tests, setup, teardown);
   process_cleanup();

@@ -311,7 +311,7 @@ KVPOOL_API kvpool_status kvpool_timeline_stream_wait(kvpool_attachment *attachme
  *
  *   capture:     kvpool_replay_begin(replay, stream)
  *                for each layer: ... kvpool_replay_signal(replay, stream, k) ... kvpool_replay_wait(replay, stream, k) ...
- *                kvpool_replay_end(replay, stream)
+ *                kvpool_replay_end(replay, stream, last_point)
  *   each time:   kvpool_replay_post(replay, step), launch the graph; in either order, and without waiting in between
  *                - cheapest posted ahead, while the launch before still runs: slots of the next token are known then
  *
@@ -350,10 +350,12 @@ KVPOOL_API void kvpool_replay_destroy(kvpool_replay *replay);
 KVPOOL_API kvpool_replay_mode kvpool_replay_mode_get(const kvpool_replay *replay);
 
 /* About the op added last, a fused_store: it begins when the graph has signalled point `begins` (0: behind the op before),
- * and with it and all before it done, point `ends` is reached (0: it isn't told). One of them at least; `ends` go up. */
+ * and with it and all before it done, point `ends` is reached (0: it isn't told). One of them at least. From op to op
+ * `ends` go up and `begins` don't go down. */
 KVPOOL_API kvpool_status kvpool_step_set_replay_points(kvpool_step *step, uint32_t begins, uint32_t ends,
                                                        kvpool_error *error);
-/* As kvpool_attachment_post. A step all of whose ops have points; its last op ends at one. */
+/* As kvpool_attachment_post. A step all of whose ops have points. Its last op ends at one; its first op begins at one,
+ * in every mode: a launch that begins sets back the word in which BY_OP an op that waited for nothing has ended already. */
 KVPOOL_API kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step, uint64_t *step_id,
                                             kvpool_error *error);
 
