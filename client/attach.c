@@ -53,6 +53,18 @@ static void attachment_end_disconnected(kvpool_attachment *attachment) {
   kvp_attachment_end(attachment, &error);
 }
 
+/* Why nothing more is received. */
+static void attachment_end_received(kvpool_attachment *attachment, enum kvp_status received,
+                                    const struct kvp_error *why) {
+  kvpool_error error;
+  if (received != KVP_MALFORMED) {
+    attachment_end_disconnected(attachment);
+    return;
+  }
+  (void)kvp_fail(&error, KVPOOL_MALFORMED, "kvpoold at %s sent %s", attachment->path, why->text);
+  kvp_attachment_end(attachment, &error);
+}
+
 kvpool_status kvp_attachment_check(const kvpool_attachment *attachment, kvpool_error *error) {
   if (attachment->state == KVP_ATTACHMENT_SERVING) {
     return KVPOOL_OK;
@@ -74,10 +86,22 @@ kvpool_status kvp_attach_check_body(const struct kvp_fd_message *message, size_t
   return KVPOOL_OK;
 }
 
+/* KVPOOL_NO_MEMORY: the message that was received should have brought descriptors. */
+static kvpool_status message_check_fds(const kvpool_attachment *attachment, kvpool_error *error) {
+  if (attachment->fds_problem.status == KVP_OK) {
+    return KVPOOL_OK;
+  }
+  return kvp_fail(error, KVPOOL_NO_MEMORY, "kvpoold at %s can't share memory: %s", attachment->path,
+                  attachment->fds_problem.text);
+}
+
 /* A welcome's memory comes into use; its fds that are kept become -1. */
 static kvpool_status welcome_take(kvpool_attachment *attachment, struct kvp_fd_message *message,
                                   kvpool_error *error) {
   kvpool_status status = kvp_attach_check_body(message, sizeof attachment->welcome, error);
+  if (status == KVPOOL_OK) {
+    status = message_check_fds(attachment, error);
+  }
   if (status == KVPOOL_OK && message->fd_count != kvp_attach_fd_count) {
     status = kvp_fail(error, KVPOOL_MALFORMED, "kvpoold welcomes with %u descriptors, not %d", message->fd_count,
                       kvp_attach_fd_count);
@@ -172,10 +196,16 @@ static void notice_take(kvpool_attachment *attachment, struct kvp_fd_message *me
   }
 }
 
-/* The next message, waiting until deadline_ns at most (0: not at all). KVP_BUSY: none; KVP_CANCELLED: no more. */
-static enum kvp_status message_receive(kvpool_attachment *attachment, uint64_t deadline_ns) {
+/* The next message, waiting until deadline_ns at most (0: not at all). KVP_BUSY: none; KVP_CANCELLED: no more;
+ * KVP_MALFORMED: *why. One whose descriptors are missing is received, and ->fds_problem set. */
+static enum kvp_status message_receive(kvpool_attachment *attachment, uint64_t deadline_ns, struct kvp_error *why) {
+  attachment->fds_problem.status = KVP_OK;
   for (;;) {
-    enum kvp_status status = kvp_fd_socket_receive(attachment->socket, &attachment->message);
+    enum kvp_status status = kvp_fd_socket_receive_told(attachment->socket, &attachment->message, why);
+    if (status == KVP_OUT_OF_MEMORY) {
+      attachment->fds_problem = *why;
+      return KVP_OK;
+    }
     uint64_t now = status == KVP_BUSY ? kvp_now_ns() : 0;
     if (status != KVP_BUSY || now >= deadline_ns) {
       return status;
@@ -190,12 +220,13 @@ static enum kvp_status message_receive(kvpool_attachment *attachment, uint64_t d
 void kvp_attachment_look(kvpool_attachment *attachment) {
   attachment->looked_at_ns = kvp_now_ns();
   while (attachment->state != KVP_ATTACHMENT_ENDED) {
-    enum kvp_status status = message_receive(attachment, 0);
+    struct kvp_error why;
+    enum kvp_status status = message_receive(attachment, 0, &why);
     if (status == KVP_BUSY) {
       return;
     }
     if (status != KVP_OK) {
-      attachment_end_disconnected(attachment);
+      attachment_end_received(attachment, status, &why);
       return;
     }
     notice_take(attachment, &attachment->message);
@@ -247,6 +278,17 @@ static kvpool_status process_check(const kvpool_attachment *attachment, kvpool_e
   return attachment->pid == getpid() ? KVPOOL_OK : kvp_fail_forked(error, "the attachment", attachment->pid);
 }
 
+/* What was received is part of the answer to a request. */
+static kvpool_status request_take_part(kvpool_attachment *attachment, kvp_attach_part_fn on_part, void *context,
+                                       kvpool_error *error) {
+  struct kvp_fd_message *message = &attachment->message;
+  if (on_part == NULL) {
+    return kvp_fail(error, KVPOOL_MALFORMED, "kvpoold answers with a message of kind %u", message->kind);
+  }
+  kvpool_status status = message_check_fds(attachment, error);
+  return status == KVPOOL_OK ? on_part(context, message, error) : status;
+}
+
 kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp_attach_request *request,
                                  kvp_attach_part_fn on_part, void *context, kvpool_error *error) {
   if (process_check(attachment, error) != KVPOOL_OK) {
@@ -263,13 +305,14 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
   }
   for (;;) {
     struct kvp_fd_message *message = &attachment->message;
-    enum kvp_status received = message_receive(attachment, deadline_ns);
+    struct kvp_error why;
+    enum kvp_status received = message_receive(attachment, deadline_ns, &why);
     if (received == KVP_BUSY) {
       return kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "kvpoold at %s doesn't answer for %u ms", attachment->path,
                       attachment->timeout_ms);
     }
     if (received != KVP_OK) {
-      attachment_end_disconnected(attachment);
+      attachment_end_received(attachment, received, &why);
     } else if (message->request != attachment->last_request) {
       notice_take(attachment, message);
     } else if (message->kind == KVP_ATTACH_RESULT) {
@@ -277,9 +320,7 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
       message_close(message);
       return status == KVPOOL_OK ? result : status;
     } else if (status == KVPOOL_OK) {
-      status = on_part == NULL
-                   ? kvp_fail(error, KVPOOL_MALFORMED, "kvpoold answers with a message of kind %u", message->kind)
-                   : on_part(context, message, error);
+      status = request_take_part(attachment, on_part, context, error);
     }
     message_close(message);
     if (attachment->state == KVP_ATTACHMENT_ENDED) {
@@ -358,14 +399,17 @@ static kvpool_status socket_connect(kvpool_attachment *attachment, kvpool_error 
 static kvpool_status welcome_receive(kvpool_attachment *attachment, kvpool_error *error) {
   struct kvp_fd_message *message = &attachment->message;
   const uint64_t deadline_ns = kvp_now_ns() + (uint64_t)attachment->timeout_ms * 1000000;
-  enum kvp_status received = message_receive(attachment, deadline_ns);
+  struct kvp_error why;
+  enum kvp_status received = message_receive(attachment, deadline_ns, &why);
   if (received == KVP_BUSY) {
     return kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "kvpoold at %s doesn't answer for %u ms", attachment->path,
                     attachment->timeout_ms);
   }
+  if (received == KVP_MALFORMED) {
+    return kvp_fail(error, KVPOOL_MALFORMED, "kvpoold at %s sent %s", attachment->path, why.text);
+  }
   if (received != KVP_OK) {
-    return kvp_fail(error, received == KVP_MALFORMED ? KVPOOL_MALFORMED : KVPOOL_DISCONNECTED,
-                    "kvpoold at %s hung up before it answered", attachment->path);
+    return kvp_fail(error, KVPOOL_DISCONNECTED, "kvpoold at %s hung up before it answered", attachment->path);
   }
   kvpool_status status = KVPOOL_OK;
   if (message->kind == KVP_ATTACH_ATTACHED) {

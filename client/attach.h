@@ -133,6 +133,7 @@ struct kvpool_attachment {
   atomic_bool gone; /* ended: whoever waits for a word can stop */
 
   struct kvp_fd_message message; /* what is being received */
+  struct kvp_error fds_problem;  /* not KVP_OK: its descriptors found no place in this process */
 };
 
 void kvp_attachment_ref(kvpool_attachment *attachment);

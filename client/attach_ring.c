@@ -67,12 +67,12 @@ void kvp_attachment_free_held(kvpool_attachment *attachment) {
 
 void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error *why) {
   struct kvp_ring_record record;
+  if (attachment->ring.map == NULL) { /* what was outstanding has ended with the ring before */
+    return;
+  }
   attachment->lost_through = attachment->last_step_id;
   attachment->lost = *why;
   attachment->lost.op = -1;
-  if (attachment->ring.map == NULL) {
-    return;
-  }
   const bool is_ours = attachment->pid == getpid(); /* in a child of a fork there is no ring */
   if (is_ours) {
     kvp_timelines_poison(kvp_timelines_latest(attachment));

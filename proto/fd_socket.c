@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -82,7 +83,42 @@ static void fds_take(struct msghdr *message, struct kvp_fd_message *out) {
   }
 }
 
-enum kvp_status kvp_fd_socket_take(int socket, struct kvp_fd_message *out) {
+/* What is wrong with a packet, the loss of descriptors apart. */
+static enum kvp_status packet_check(const struct message_header *header, size_t received, int flags,
+                                    uint32_t fd_count, struct kvp_error *error) {
+  if (fd_count > kvp_control_fds_max) {
+    return kvp_error_set(error, KVP_MALFORMED, "%u descriptors in a message, there may be %d", fd_count,
+                         kvp_control_fds_max);
+  }
+  if ((flags & MSG_TRUNC) != 0) {
+    return kvp_error_set(error, KVP_MALFORMED, "a message of more than %d bytes", kvp_control_body_bytes_max);
+  }
+  if (received < sizeof *header) {
+    return kvp_error_set(error, KVP_MALFORMED, "a message of %zu bytes, its header has %zu", received,
+                         sizeof *header);
+  }
+  if (header->magic != KVP_CONTROL_MAGIC) {
+    return kvp_error_set(error, KVP_MALFORMED, "a message that begins with 0x%x, not 0x%x", header->magic,
+                         KVP_CONTROL_MAGIC);
+  }
+  if (header->body_bytes != received - sizeof *header) {
+    return kvp_error_set(error, KVP_MALFORMED, "a message of kind %u that has %zu bytes and speaks of %u",
+                         header->kind, received - sizeof *header, header->body_bytes);
+  }
+  return KVP_OK;
+}
+
+/* The kernel puts as many descriptors as find a place and drops the others. */
+static enum kvp_status descriptors_lost(struct kvp_error *error) {
+  struct rlimit limit = {0};
+  (void)getrlimit(RLIMIT_NOFILE, &limit);
+  return kvp_error_set(error, KVP_OUT_OF_MEMORY,
+                       "this process has no descriptor left for what it was sent: RLIMIT_NOFILE is %llu",
+                       (unsigned long long)limit.rlim_cur);
+}
+
+/* KVP_OUT_OF_MEMORY: all of it but descriptors. Those that came are there, whatever is wrong. */
+static enum kvp_status packet_take(int socket, struct kvp_fd_message *out, struct kvp_error *error) {
   struct message_header header;
   struct iovec parts[2] = {
       {.iov_base = &header, .iov_len = sizeof header},
@@ -107,20 +143,31 @@ enum kvp_status kvp_fd_socket_take(int socket, struct kvp_fd_message *out) {
   if (received == 0 && out->fd_count == 0) {
     return KVP_CANCELLED;
   }
-  if (out->fd_count > kvp_control_fds_max || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
-      received < (ssize_t)sizeof header || header.magic != KVP_CONTROL_MAGIC ||
-      header.body_bytes != (size_t)received - sizeof header) {
+  if (packet_check(&header, (size_t)received, message.msg_flags, out->fd_count, error) != KVP_OK) {
     return KVP_MALFORMED;
   }
   out->kind = header.kind;
   out->request = header.request;
   out->body_bytes = header.body_bytes;
-  return KVP_OK;
+  return (message.msg_flags & MSG_CTRUNC) != 0 ? descriptors_lost(error) : KVP_OK;
+}
+
+enum kvp_status kvp_fd_socket_take(int socket, struct kvp_fd_message *out) {
+  enum kvp_status status = packet_take(socket, out, NULL);
+  return status == KVP_OUT_OF_MEMORY ? KVP_MALFORMED : status;
 }
 
 enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out) {
   enum kvp_status status = kvp_fd_socket_take(socket, out);
   if (status == KVP_MALFORMED) {
+    kvp_fd_message_close_fds(out);
+  }
+  return status;
+}
+
+enum kvp_status kvp_fd_socket_receive_told(int socket, struct kvp_fd_message *out, struct kvp_error *error) {
+  enum kvp_status status = packet_take(socket, out, error);
+  if (status == KVP_MALFORMED || status == KVP_OUT_OF_MEMORY) {
     kvp_fd_message_close_fds(out);
   }
   return status;

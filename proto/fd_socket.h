@@ -42,6 +42,11 @@ enum kvp_status kvp_fd_socket_send(int socket, uint32_t kind, uint32_t request, 
  * KVP_MALFORMED: bad magic, truncated, too many fds; none is left open. */
 enum kvp_status kvp_fd_socket_receive(int socket, struct kvp_fd_message *out);
 
+/* Likewise for who wants to tell what was wrong, and may be at its own limit of descriptors. KVP_OUT_OF_MEMORY: all of
+ * the message is there but its descriptors, which did not all find a place in this process; none is left open, fd_count
+ * is 0. *error is set with that and with KVP_MALFORMED. */
+enum kvp_status kvp_fd_socket_receive_told(int socket, struct kvp_fd_message *out, struct kvp_error *error);
+
 /* Likewise from a peer that nobody trusts, closing of whose descriptors may block: those that came with what is
  * KVP_MALFORMED are the caller's, too. */
 enum kvp_status kvp_fd_socket_take(int socket, struct kvp_fd_message *out);

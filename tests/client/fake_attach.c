@@ -208,6 +208,10 @@ static void answer_import(struct fake_attach *fake, const struct kvp_fd_message 
   reply_result(fake, message->request, KVP_OK, "");
 }
 
+static void garbage_send(const struct fake_attach *fake) {
+  must(send(fake->socket, "no message!!", 12, MSG_NOSIGNAL) == 12, "send");
+}
+
 static void answer_attach(struct fake_attach *fake, const struct kvp_fd_message *message) {
   must(message->body_bytes == sizeof fake->hello, "hello");
   memcpy(&fake->hello, message->body, sizeof fake->hello);
@@ -216,6 +220,8 @@ static void answer_attach(struct fake_attach *fake, const struct kvp_fd_message 
     reply_result(fake, message->request, KVP_WRONG_SECRET, "the secret is not this session's");
   } else if (fake->fault == FAKE_HANGS_UP) {
     (void)shutdown(fake->socket, SHUT_RDWR);
+  } else if (fake->fault == FAKE_GARBAGE) {
+    garbage_send(fake);
   } else {
     welcome_send(fake, KVP_ATTACH_ATTACHED, message->request);
   }
@@ -423,5 +429,11 @@ void fake_tell_ended(struct fake_attach *fake, enum kvp_status status, const cha
 void fake_hang_up(struct fake_attach *fake) {
   pthread_mutex_lock(&fake->lock);
   (void)shutdown(fake->socket, SHUT_RDWR);
+  pthread_mutex_unlock(&fake->lock);
+}
+
+void fake_send_garbage(struct fake_attach *fake) {
+  pthread_mutex_lock(&fake->lock);
+  garbage_send(fake);
   pthread_mutex_unlock(&fake->lock);
 }

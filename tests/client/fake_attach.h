@@ -20,6 +20,7 @@ enum fake_fault {
   FAKE_GOOD,
   FAKE_REFUSES,        /* the attach: wrong_secret */
   FAKE_HANGS_UP,       /* instead of a welcome */
+  FAKE_GARBAGE,        /* instead of a welcome */
   FAKE_NEWER,          /* another version */
   FAKE_FEW_FDS,        /* a welcome without its status */
   FAKE_UNSEALED_RING,  /* a ring that can shrink */
@@ -82,5 +83,7 @@ void fake_tell_lost(struct fake_attach *fake, bool with_status);
 void fake_restore(struct fake_attach *fake);
 void fake_tell_ended(struct fake_attach *fake, enum kvp_status status, const char *text);
 void fake_hang_up(struct fake_attach *fake);
+/* 12 bytes that are no message. */
+void fake_send_garbage(struct fake_attach *fake);
 
 #endif

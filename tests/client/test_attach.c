@@ -11,6 +11,7 @@
 
 #include <dirent.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tests/client/check.h"
@@ -148,6 +149,7 @@ static void test_attach_refused(void **state) {
   } faults[] = {
       {FAKE_REFUSES, KVPOOL_WRONG_SECRET, "the secret is not this session's"},
       {FAKE_HANGS_UP, KVPOOL_DISCONNECTED, "hung up"},
+      {FAKE_GARBAGE, KVPOOL_MALFORMED, "sent a message of 12 bytes, its header has 16"},
       {FAKE_NEWER, KVPOOL_VERSION_MISMATCH, "version 2"},
       {FAKE_FEW_FDS, KVPOOL_MALFORMED, "4 descriptors"},
       {FAKE_UNSEALED_RING, KVPOOL_INVALID_ARGUMENT, "seals"},
@@ -609,7 +611,7 @@ static void expect_end(kvpool_attachment *attachment, uint64_t step_id, kvpool_s
 
 static void test_ends(void **state) {
   (void)state;
-  for (int way = 0; way < 5; way++) {
+  for (int way = 0; way < 6; way++) {
     kvpool_attachment *attachment = attached();
     kvpool_step *step = plain_step(attachment, 0);
     kvpool_buffer *buffer;
@@ -632,6 +634,10 @@ static void test_ends(void **state) {
     case 3: /* the daemon's end of the ring turns to nonsense */
       fake_complete(&fake, 99, 1, NULL, 0);
       expect_end(attachment, 1, KVPOOL_MALFORMED, "kind 99");
+      break;
+    case 4:
+      fake_send_garbage(&fake);
+      expect_end(attachment, 1, KVPOOL_MALFORMED, "sent a message of 12 bytes, its header has 16");
       break;
     default: /* fewer reports than the step has ops can't be decoded; more bytes than a step has are its result */
       fake_complete(&fake, KVP_COMPLETION_REFUSED, 1, "short", 5);
@@ -737,6 +743,90 @@ static void test_no_leaks(void **state) {
   assert_in_range(map_count(), 0, maps + 4); /* malloc's own */
 }
 
+/* ---- descriptors ------------------------------------------------------------------------------------------------
+ */
+
+static struct rlimit limit_before;
+static int fillers[64], filler_count;
+
+/* This process gets no further descriptor but `room` more. */
+static void descriptors_fill(int room) {
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit_before), 0);
+  const struct rlimit small = {.rlim_cur = 64, .rlim_max = limit_before.rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &small), 0);
+  filler_count = 0;
+  for (int fd = dup(0); fd >= 0; fd = dup(0)) {
+    fillers[filler_count++] = fd;
+  }
+  assert_true(filler_count >= room);
+  for (; room > 0; room--) {
+    (void)close(fillers[--filler_count]);
+  }
+}
+
+static void descriptors_free(void) {
+  while (filler_count > 0) {
+    (void)close(fillers[--filler_count]);
+  }
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit_before), 0);
+}
+
+static const char *const no_descriptor = "no descriptor left for what it was sent: RLIMIT_NOFILE is 64";
+
+/* Each call fails alone, what the daemon made for it is given back, and the attachment goes on. */
+static void test_no_descriptor_left(void **state) {
+  (void)state;
+  kvpool_attachment *attachment = attached();
+  kvpool_buffer *first, *buffer;
+  kvpool_pool_map *map;
+  assert_ok(kvpool_attachment_create_buffer(attachment, 4096, &first, &error));
+  const int before = fd_count();
+  descriptors_fill(0);
+  assert_fails(kvpool_attachment_create_buffer(attachment, 8192, &buffer, &error), KVPOOL_NO_MEMORY, no_descriptor);
+  assert_int_equal(fake.released, 5);
+  assert_fails(kvpool_attachment_map_buffer(attachment, 5, &buffer, &error), KVPOOL_NO_MEMORY, no_descriptor);
+  assert_fails(kvpool_attachment_map_pool(attachment, "main", KVPOOL_MAP_READ, &map, &error), KVPOOL_NO_MEMORY,
+               no_descriptor);
+  assert_ok(kvpool_attachment_state(attachment, &error));
+  descriptors_free();
+  assert_int_equal(fd_count(), before);
+  assert_ok(kvpool_attachment_map_pool(attachment, "main", KVPOOL_MAP_READ, &map, &error));
+  assert_ok(kvpool_attachment_create_buffer(attachment, 8192, &buffer, &error));
+  kvpool_pool_map_destroy(map);
+  assert_ok(kvpool_buffer_release(buffer, &error));
+  assert_ok(kvpool_buffer_release(first, &error));
+  kvpool_detach(attachment);
+}
+
+/* Without a ring it can't go on, and says why: at the attach, and when a successor brings another one. */
+static void test_no_descriptor_for_a_ring(void **state) {
+  (void)state;
+  kvpool_attachment *attachment;
+  const kvpool_attach_options options = options_of();
+  const int before = fd_count();
+  descriptors_fill(4); /* both ends of the socket, and two of five */
+  assert_fails(kvpool_attach(&options, &attachment, &error), KVPOOL_NO_MEMORY, no_descriptor);
+  descriptors_free();
+  fake_wait_ended(&fake, 1);
+  assert_int_equal(fd_count(), before);
+
+  attachment = attached();
+  kvpool_step *step = plain_step(attachment, 0);
+  (void)posted(attachment, step);
+  descriptors_fill(0);
+  fake_tell_lost(&fake, true);
+  assert_fails(kvpool_attachment_state(attachment, &error), KVPOOL_DEVICE_LOST, "signal 9");
+  fake_restore(&fake);
+  assert_fails(kvpool_attachment_state(attachment, &error), KVPOOL_NO_MEMORY, no_descriptor);
+  const kvpool_completion *completion = next(attachment);
+  assert_int_equal(completion->error->status, KVPOOL_DEVICE_LOST);
+  descriptors_free();
+  kvpool_step_destroy(step);
+  kvpool_detach(attachment);
+  fake_wait_ended(&fake, 2);
+  assert_int_equal(fd_count(), before);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(test_attach, setup, teardown),
@@ -752,6 +842,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_ends, setup, teardown),
       cmocka_unit_test_setup_teardown(test_silent_daemon, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_leaks, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_no_descriptor_left, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_no_descriptor_for_a_ring, setup, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -276,11 +277,93 @@ static void test_take(void **state) {
   assert_int_equal(open_fd_count(), before);
 }
 
+/* All that this process may have; back in *limit and fds what it was before. */
+static int fill(struct rlimit *limit, int *fds, int max) {
+  int count = 0;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, limit), 0);
+  const struct rlimit small = {.rlim_cur = 64, .rlim_max = limit->rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &small), 0);
+  for (int fd = dup(0); fd >= 0; fd = dup(0)) {
+    assert_true(count < max);
+    fds[count++] = fd;
+  }
+  return count;
+}
+
+/* A process without room for descriptors isn't a peer's fault: the message is there, and none of its descriptors is. For
+ * who doesn't ask it is as malformed as ever. */
+static void test_no_room(void **state) {
+  (void)state;
+  int before = open_fd_count();
+  int pair[2], fds[64];
+  struct rlimit limit;
+  struct kvp_error error;
+  assert_int_equal(kvp_fd_socket_pair(pair), 0);
+  const int two[] = {pair[0], pair[1]};
+  const int count = fill(&limit, fds, 64);
+  for (int room = 0; room < 2; room++) {
+    for (int i = 0; i < room; i++) {
+      assert_int_equal(close(fds[i]), 0);
+    }
+    assert_int_equal(kvp_fd_socket_send(pair[0], 7, 42, "body", 4, two, 2), KVP_OK);
+    assert_int_equal(kvp_fd_socket_receive_told(pair[1], &message, &error), KVP_OUT_OF_MEMORY);
+    assert_string_equal(error.text, "this process has no descriptor left for what it was sent: RLIMIT_NOFILE is 64");
+    assert_int_equal(message.kind, 7);
+    assert_int_equal(message.request, 42);
+    assert_int_equal(message.body_bytes, 4);
+    assert_memory_equal(message.body, "body", 4);
+    assert_int_equal(message.fd_count, 0);
+    assert_int_equal(kvp_fd_socket_send(pair[0], 7, 42, "body", 4, two, 2), KVP_OK);
+    assert_int_equal(kvp_fd_socket_receive(pair[1], &message), KVP_MALFORMED);
+    assert_int_equal(message.fd_count, 0);
+  }
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  for (int i = 1; i < count; i++) {
+    assert_int_equal(close(fds[i]), 0);
+  }
+  assert_int_equal(close(pair[0]), 0);
+  assert_int_equal(close(pair[1]), 0);
+  assert_int_equal(open_fd_count(), before);
+}
+
+/* What was wrong is told. */
+static void test_malformed_told(void **state) {
+  (void)state;
+  int pair[2];
+  assert_int_equal(kvp_fd_socket_pair(pair), 0);
+  static uint8_t long_bytes[sizeof(struct raw_header) + kvp_control_body_bytes_max + 1];
+  const struct raw_header good = {KVP_CONTROL_MAGIC, 3, 1, 0}, magic = {17, 3, 1, 0},
+                          body = {KVP_CONTROL_MAGIC, 3, 1, 9};
+  const struct {
+    const void *bytes;
+    size_t byte_count, fd_count;
+    const char *text;
+  } cases[] = {
+      {&good, sizeof good, 65, "65 descriptors in a message, there may be 64"},
+      {&good, 12, 1, "a message of 12 bytes, its header has 16"},
+      {&magic, sizeof magic, 1, "a message that begins with 0x11, not 0x6374766b"},
+      {&body, sizeof body, 1, "a message of kind 3 that has 0 bytes and speaks of 9"},
+      {long_bytes, sizeof long_bytes, 1, "a message of more than"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct kvp_error error;
+    raw_send(pair[0], cases[i].bytes, cases[i].byte_count, pair[0], cases[i].fd_count);
+    assert_int_equal(kvp_fd_socket_receive_told(pair[1], &message, &error), KVP_MALFORMED);
+    assert_int_equal(error.status, KVP_MALFORMED);
+    assert_non_null(strstr(error.text, cases[i].text));
+    assert_int_equal(message.fd_count, 0);
+  }
+  assert_int_equal(close(pair[0]), 0);
+  assert_int_equal(close(pair[1]), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_most_fds),        cmocka_unit_test(test_malformed),
-      cmocka_unit_test(test_take),        cmocka_unit_test(test_closed_and_full), cmocka_unit_test(test_memory_fd),
-      cmocka_unit_test(test_host_memory),
+      cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_most_fds),
+      cmocka_unit_test(test_malformed),       cmocka_unit_test(test_take),
+      cmocka_unit_test(test_closed_and_full), cmocka_unit_test(test_memory_fd),
+      cmocka_unit_test(test_host_memory),     cmocka_unit_test(test_no_room),
+      cmocka_unit_test(test_malformed_told),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
