@@ -191,8 +191,8 @@ static void notice_take(kvpool_attachment *attachment, struct kvp_fd_message *me
     }
     kvp_attachment_end(attachment, &error);
     break;
-  default:
-    break; /* a notice of a newer daemon, or what is left of a request that nobody waits for any more */
+  default: /* what is left of a request that nobody waits for any more, or a notice of a newer daemon */
+    kvp_abandoned_take(attachment, message);
   }
 }
 
@@ -223,6 +223,7 @@ void kvp_attachment_look(kvpool_attachment *attachment) {
     struct kvp_error why;
     enum kvp_status status = message_receive(attachment, 0, &why);
     if (status == KVP_BUSY) {
+      kvp_abandoned_retry(attachment);
       return;
     }
     if (status != KVP_OK) {
@@ -289,20 +290,10 @@ static kvpool_status request_take_part(kvpool_attachment *attachment, kvp_attach
   return status == KVPOOL_OK ? on_part(context, message, error) : status;
 }
 
-kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp_attach_request *request,
-                                 kvp_attach_part_fn on_part, void *context, kvpool_error *error) {
-  if (process_check(attachment, error) != KVPOOL_OK) {
-    return KVPOOL_INVALID_ARGUMENT;
-  }
-  kvp_attachment_look(attachment);
-  if (attachment->state == KVP_ATTACHMENT_ENDED) {
-    return kvp_attachment_check(attachment, error);
-  }
-  const uint64_t deadline_ns = kvp_now_ns() + (uint64_t)attachment->timeout_ms * 1000000;
-  kvpool_status status = request_send(attachment, request, deadline_ns, error);
-  if (status != KVPOOL_OK) {
-    return status;
-  }
+/* The answer's messages until RESULT. */
+static kvpool_status request_receive(kvpool_attachment *attachment, uint64_t deadline_ns, kvp_attach_part_fn on_part,
+                                     void *context, kvpool_error *error) {
+  kvpool_status status = KVPOOL_OK;
   for (;;) {
     struct kvp_fd_message *message = &attachment->message;
     struct kvp_error why;
@@ -313,20 +304,56 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
     }
     if (received != KVP_OK) {
       attachment_end_received(attachment, received, &why);
-    } else if (message->request != attachment->last_request) {
+    } else if (message->request != attachment->asked) {
       notice_take(attachment, message);
     } else if (message->kind == KVP_ATTACH_RESULT) {
       kvpool_status result = message_error(message, status == KVPOOL_OK ? error : NULL);
       message_close(message);
+      attachment->asked = 0;
       return status == KVPOOL_OK ? result : status;
-    } else if (status == KVPOOL_OK) {
-      status = request_take_part(attachment, on_part, context, error);
+    } else {
+      kvp_attach_buffer_id(message, &attachment->asked_buffer_id);
+      if (status == KVPOOL_OK) {
+        status = request_take_part(attachment, on_part, context, error);
+      }
     }
     message_close(message);
     if (attachment->state == KVP_ATTACHMENT_ENDED) {
       return kvp_attachment_check(attachment, error);
     }
   }
+}
+
+kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp_attach_request *request,
+                                 kvp_attach_part_fn on_part, void *context, kvpool_error *error) {
+  attachment->is_abandoned = false;
+  if (process_check(attachment, error) != KVPOOL_OK) {
+    return KVPOOL_INVALID_ARGUMENT;
+  }
+  kvp_attachment_look(attachment);
+  if (attachment->state == KVP_ATTACHMENT_ENDED) {
+    return kvp_attachment_check(attachment, error);
+  }
+  const bool makes_buffer = request->kind == KVP_ATTACH_CREATE_BUFFER || request->kind == KVP_ATTACH_IMPORT_BUFFER;
+  struct kvp_abandoned_request *place = makes_buffer ? kvp_abandoned_find(attachment, 0) : NULL;
+  if (makes_buffer && place == NULL) {
+    return kvp_fail(error, KVPOOL_BUSY, "kvpoold at %s has not answered %d calls that made buffers and gave up",
+                    attachment->path, kvp_abandoned_requests_max);
+  }
+  const uint64_t deadline_ns = kvp_now_ns() + (uint64_t)attachment->timeout_ms * 1000000;
+  kvpool_status status = request_send(attachment, request, deadline_ns, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  attachment->asked = attachment->last_request;
+  attachment->asked_buffer_id = 0;
+  status = request_receive(attachment, deadline_ns, on_part, context, error);
+  if (attachment->asked != 0 && place != NULL && attachment->state != KVP_ATTACHMENT_ENDED) {
+    *place = (struct kvp_abandoned_request){.request = attachment->asked, .buffer_id = attachment->asked_buffer_id};
+    attachment->is_abandoned = true;
+  }
+  attachment->asked = 0;
+  return status;
 }
 
 /* ---- attach and detach ------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 
 enum {
   kvp_attachment_steps_max = kvp_worker_ring_commands, /* posted, without a last word; a power of two */
+  kvp_abandoned_requests_max = 64,
   kvp_attachment_step_bytes_max = kvp_worker_ring_command_arena_bytes / 2
 };
 
@@ -94,6 +95,13 @@ struct kvp_held {
   uint8_t payload[];
 };
 
+/* A request that makes a buffer and that nobody waits for any more: what comes of it is given back. */
+struct kvp_abandoned_request {
+  uint32_t request;   /* 0: none */
+  bool is_answered;   /* its release could not be sent yet */
+  uint64_t buffer_id; /* 0: none was made so far */
+};
+
 enum kvp_attachment_state { KVP_ATTACHMENT_SERVING, KVP_ATTACHMENT_LOST, KVP_ATTACHMENT_ENDED };
 
 struct kvpool_attachment {
@@ -102,6 +110,10 @@ struct kvpool_attachment {
   uint32_t timeout_ms;
   int socket;
   uint32_t last_request;
+  uint32_t asked;           /* whose answer is waited for; 0: none's */
+  uint64_t asked_buffer_id; /* what its answer has named so far */
+  bool is_abandoned;        /* the latest request was, and with it the buffer that it makes */
+  struct kvp_abandoned_request abandoned[kvp_abandoned_requests_max];
   struct kvp_attach_welcome welcome;
   char path[108];
 
@@ -163,6 +175,17 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
                                  kvp_attach_part_fn on_part, void *context, kvpool_error *error);
 /* KVPOOL_MALFORMED unless the message's body is a struct of so many bytes. */
 kvpool_status kvp_attach_check_body(const struct kvp_fd_message *message, size_t bytes, kvpool_error *error);
+
+/* ---- requests that were given up: attach_abandoned.c ---- */
+
+/* NULL: there is none. 0: a free place. */
+struct kvp_abandoned_request *kvp_abandoned_find(kvpool_attachment *attachment, uint32_t request);
+/* What may be part of a late answer. The buffer is given back behind its last message. */
+void kvp_abandoned_take(kvpool_attachment *attachment, const struct kvp_fd_message *message);
+/* Releases for which there was no room in the socket. */
+void kvp_abandoned_retry(kvpool_attachment *attachment);
+/* Of a message that describes a buffer. */
+void kvp_attach_buffer_id(const struct kvp_fd_message *message, uint64_t *out);
 
 /* ---- buffers: attach_buffer.c ---- */
 

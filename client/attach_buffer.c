@@ -95,7 +95,7 @@ static kvpool_status buffer_ask(kvpool_buffer *buffer, const struct kvp_attach_r
                       (unsigned long long)buffer->bytes);
   }
   if (status != KVPOOL_OK) {
-    if (request.is_described && attached->is_owned) {
+    if (request.is_described && attached->is_owned && !attached->attachment->is_abandoned) {
       (void)kvp_attached_buffer_release(buffer, NULL);
     } else {
       buffer_free(buffer);

@@ -176,6 +176,11 @@ static void answer_pool(struct fake_attach *fake, const struct kvp_fd_message *m
   reply_result(fake, message->request, KVP_OK, "");
 }
 
+static void buffer_finish(const struct fake_attach *fake) {
+  send_chunk(fake, fake->half_request, 0, fake->buffer_fd, fake->buffer_bytes, fake->buffer_bytes);
+  reply_result(fake, fake->half_request, KVP_OK, "");
+}
+
 static void answer_buffer(struct fake_attach *fake, const struct kvp_fd_message *message) {
   struct kvp_attach_buffer body;
   memcpy(&body, message->body, sizeof body);
@@ -193,8 +198,10 @@ static void answer_buffer(struct fake_attach *fake, const struct kvp_fd_message 
   const struct kvp_attach_buffer made = {
       .buffer_id = 5, .bytes = fake->buffer_bytes, .memory_bytes = fake->buffer_bytes};
   reply(fake, KVP_ATTACH_BUFFER, message->request, &made, sizeof made);
-  send_chunk(fake, message->request, 0, fake->buffer_fd, fake->buffer_bytes, fake->buffer_bytes);
-  reply_result(fake, message->request, KVP_OK, "");
+  fake->half_request = message->request;
+  if (fake->fault != FAKE_BUFFER_HALF) {
+    buffer_finish(fake);
+  }
 }
 
 static void answer_import(struct fake_attach *fake, const struct kvp_fd_message *message) {
@@ -250,6 +257,7 @@ static void answer(struct fake_attach *fake, const struct kvp_fd_message *messag
   case KVP_ATTACH_RELEASE_BUFFER:
     memcpy(&buffer, message->body, sizeof buffer);
     fake->released = buffer.buffer_id;
+    fake->release_count++;
     reply_result(fake, message->request, KVP_OK, "");
     break;
   default:
@@ -333,6 +341,27 @@ void fake_stop(struct fake_attach *fake) {
   must(rmdir(fake->directory) == 0, "rmdir");
   pthread_mutex_destroy(&fake->lock);
   pthread_cond_destroy(&fake->changed);
+}
+
+void fake_pause(struct fake_attach *fake) {
+  pthread_mutex_lock(&fake->lock);
+}
+
+void fake_go_on(struct fake_attach *fake) {
+  pthread_mutex_unlock(&fake->lock);
+}
+
+void fake_finish_buffer(struct fake_attach *fake) {
+  pthread_mutex_lock(&fake->lock);
+  buffer_finish(fake);
+  pthread_mutex_unlock(&fake->lock);
+}
+
+uint32_t fake_release_count(struct fake_attach *fake) {
+  pthread_mutex_lock(&fake->lock);
+  const uint32_t count = fake->release_count;
+  pthread_mutex_unlock(&fake->lock);
+  return count;
 }
 
 void fake_wait_ended(struct fake_attach *fake, uint32_t count) {

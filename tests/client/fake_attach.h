@@ -25,6 +25,7 @@ enum fake_fault {
   FAKE_FEW_FDS,        /* a welcome without its status */
   FAKE_UNSEALED_RING,  /* a ring that can shrink */
   FAKE_SILENT,         /* answers to nothing behind the welcome */
+  FAKE_BUFFER_HALF,    /* a buffer's description; its memory comes with fake_finish_buffer */
   FAKE_CHUNK_SHORT,    /* memory that is smaller than it says */
   FAKE_CHUNK_MISSING,  /* of the second region */
   FAKE_CHUNK_TOO_MUCH, /* more than the region has */
@@ -51,6 +52,8 @@ struct fake_attach {
   struct kvp_attach_import import; /* the latest */
   int imported;                    /* its fd, -1 without */
   uint64_t released;               /* the latest buffer */
+  uint32_t release_count;
+  uint32_t half_request; /* of which a buffer's description was sent */
   int region_fds[fake_region_count];
   int buffer_fd;
   uint64_t buffer_bytes;
@@ -68,6 +71,11 @@ void fake_start(struct fake_attach *fake);
 void fake_stop(struct fake_attach *fake);
 /* Makes the memory of an executor: before kvpool_attach, and before fake_restore. */
 void fake_make_executor(struct fake_attach *fake);
+/* The daemon answers nothing until it goes on. */
+void fake_pause(struct fake_attach *fake);
+void fake_go_on(struct fake_attach *fake);
+void fake_finish_buffer(struct fake_attach *fake);
+uint32_t fake_release_count(struct fake_attach *fake);
 /* Until the peer's socket is closed. */
 void fake_wait_ended(struct fake_attach *fake, uint32_t count);
 

@@ -676,9 +676,6 @@ static void test_silent_daemon(void **state) {
   kvpool_detach(attachment);
 }
 
-/* ---- leaks ------------------------------------------------------------------------------------------------------
- */
-
 static int fd_count(void) {
   int count = 0;
   DIR *directory = opendir("/proc/self/fd");
@@ -689,6 +686,60 @@ static int fd_count(void) {
   (void)closedir(directory);
   return count;
 }
+
+static void await_releases(kvpool_attachment *attachment, uint32_t count) {
+  while (fake_release_count(&fake) < count) {
+    assert_ok(kvpool_attachment_state(attachment, &error));
+  }
+}
+
+/* Buffers that the daemon makes for calls that have given up go back to it. */
+static void test_late_buffers(void **state) {
+  (void)state;
+  enum { unanswered_max = 64 };
+  kvpool_attachment *attachment;
+  kvpool_attach_options options = options_of();
+  options.timeout_ms = 20;
+  assert_ok(kvpool_attach(&options, &attachment, &error));
+  kvpool_buffer *buffer;
+  int fd;
+  assert_ok(kvpool_memfd_create("tensor", 4096, &fd, &error));
+  const int before = fd_count();
+  fake_pause(&fake);
+  assert_fails(kvpool_attachment_create_buffer(attachment, 8192, &buffer, &error), KVPOOL_DEADLINE_EXCEEDED, "20 ms");
+  fake_go_on(&fake);
+  await_releases(attachment, 1);
+  assert_int_equal(fake.released, 5);
+  fake_pause(&fake);
+  assert_fails(kvpool_attachment_import_memfd(attachment, fd, 4096, 0, 4096, &buffer, &error),
+               KVPOOL_DEADLINE_EXCEEDED, "20 ms");
+  fake_go_on(&fake);
+  await_releases(attachment, 2);
+  assert_int_equal(fake.released, 6);
+  /* Half of an answer came in time. */
+  fake.fault = FAKE_BUFFER_HALF;
+  assert_fails(kvpool_attachment_create_buffer(attachment, 8192, &buffer, &error), KVPOOL_DEADLINE_EXCEEDED, "20 ms");
+  assert_int_equal(fake_release_count(&fake), 2);
+  fake.fault = FAKE_GOOD;
+  fake_finish_buffer(&fake);
+  await_releases(attachment, 3);
+  assert_int_equal(fake.released, 5);
+  /* As many as the library remembers. */
+  fake_pause(&fake);
+  for (int i = 0; i < unanswered_max; i++) {
+    assert_fails(kvpool_attachment_create_buffer(attachment, 4096, &buffer, &error), KVPOOL_DEADLINE_EXCEEDED,
+                 "20 ms");
+  }
+  assert_fails(kvpool_attachment_create_buffer(attachment, 4096, &buffer, &error), KVPOOL_BUSY, "64 calls");
+  fake_go_on(&fake);
+  await_releases(attachment, 3 + unanswered_max);
+  assert_int_equal(fd_count(), before + 2); /* the fake's own: the latest buffer, and the import's */
+  (void)close(fd);
+  kvpool_detach(attachment);
+}
+
+/* ---- leaks ------------------------------------------------------------------------------------------------------
+ */
 
 static int map_count(void) {
   int count = 0;
@@ -841,6 +892,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_lost_while_running, setup, teardown),
       cmocka_unit_test_setup_teardown(test_ends, setup, teardown),
       cmocka_unit_test_setup_teardown(test_silent_daemon, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_late_buffers, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_leaks, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_descriptor_left, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_descriptor_for_a_ring, setup, teardown),

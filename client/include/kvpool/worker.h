@@ -42,7 +42,8 @@ typedef struct kvpool_attach_options {
 
 /* Refused: KVPOOL_DISCONNECTED (nobody listens there), KVPOOL_PERMISSION_DENIED, KVPOOL_UNKNOWN_SESSION,
  * KVPOOL_WRONG_SECRET, KVPOOL_WRONG_DEVICE, KVPOOL_BUSY or KVPOOL_QUOTA_EXCEEDED (too many attachments),
- * KVPOOL_DEVICE_LOST (its executor is being started), KVPOOL_VERSION_MISMATCH, KVPOOL_DEADLINE_EXCEEDED. */
+ * KVPOOL_DEVICE_LOST (its executor is being started), KVPOOL_VERSION_MISMATCH, KVPOOL_DEADLINE_EXCEEDED,
+ * KVPOOL_NO_MEMORY (this process has no descriptor left: RLIMIT_NOFILE). */
 KVPOOL_API kvpool_status kvpool_attach(const kvpool_attach_options *options, kvpool_attachment **out,
                                        kvpool_error *error);
 /* Steps not done are dropped or run to their end, nothing is told of them any more. Never blocks. NULL is allowed.
@@ -121,7 +122,11 @@ KVPOOL_API const kvpool_mapped_region *kvpool_pool_map_region(const kvpool_pool_
  * those that wait for a word: what their words depend on must not wait for the release. KVPOOL_DEADLINE_EXCEEDED: after
  * the attachment's timeout such a step is still there. The handle is gone all the same, and the release goes on: until
  * the last of these steps is done, the executor reads and writes the memory - memory of the program's own must stay -
- * and other calls that ask the daemon wait behind the release. */
+ * and other calls that ask the daemon wait behind the release.
+ *
+ * KVPOOL_DEADLINE_EXCEEDED of a call that makes or imports one: there is no handle, and what the daemon makes of it
+ * later is given back by the library, when it next looks at what the daemon says. KVPOOL_BUSY: 64 such are to come.
+ * KVPOOL_NO_MEMORY, here and of maps: this process has no memory or no descriptor left; the attachment goes on. */
 
 /* Memory of the attachment's device, made by the daemon, zero-filled, mapped here to be written. */
 KVPOOL_API kvpool_status kvpool_attachment_create_buffer(kvpool_attachment *attachment, uint64_t bytes,
