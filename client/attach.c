@@ -43,8 +43,8 @@ void kvp_attachment_end(kvpool_attachment *attachment, const kvpool_error *why) 
   }
   attachment->state = KVP_ATTACHMENT_ENDED;
   attachment->problem = *why;
+  atomic_store(&attachment->gone, true); /* whoever sees a poisoned word finds out why */
   kvp_attachment_drop_ring(attachment, why);
-  atomic_store(&attachment->gone, true);
 }
 
 static void attachment_end_disconnected(kvpool_attachment *attachment) {

@@ -68,6 +68,7 @@ struct kvp_timelines {
   struct kvp_timelines *older;
   struct kvp_timeline_word *words;        /* [kvp_timeline_words] */
   const struct kvp_attach_status *status; /* read-only */
+  atomic_bool is_dead;                    /* the library has taken its executor's end, and poisoned the words */
   uint64_t device_words;                  /* as a GPU sees them; 0: it doesn't. With what follows under words_lock */
   int device;
   char uuid[kvp_name_bytes_max];
@@ -75,11 +76,14 @@ struct kvp_timelines {
 
 kvpool_status kvp_timelines_add(kvpool_attachment *attachment, int words_fd, int status_fd, kvpool_error *error);
 void kvp_timelines_deinit(kvpool_attachment *attachment);
-/* Whoever waits for its executor's words, streams of a GPU too, goes on: nobody else writes them any more. */
-void kvp_timelines_poison(struct kvp_timelines *timelines);
+/* Whoever waits for words from first_word on, streams of a GPU too, goes on. kvp_client_words: the executor's, which
+ * nobody writes any more; 0: the worker's as well, which count on in a successor's memory. */
+void kvp_timelines_poison(struct kvp_timelines *timelines, uint32_t first_word);
 /* Any thread. */
 struct kvp_timelines *kvp_timelines_latest(kvpool_attachment *attachment);
 bool kvp_timelines_are_served(const struct kvp_timelines *timelines);
+/* KVPOOL_OK: its executor reads and writes them. KVPOOL_DEVICE_LOST, KVPOOL_DISCONNECTED. Any thread. */
+kvpool_status kvp_timelines_check(kvpool_attachment *attachment, const struct kvp_timelines *timelines);
 
 /* ---- attachments ---- */
 

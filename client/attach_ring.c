@@ -75,7 +75,8 @@ void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error 
   attachment->lost.op = -1;
   const bool is_ours = attachment->pid == getpid(); /* in a child of a fork there is no ring */
   if (is_ours) {
-    kvp_timelines_poison(kvp_timelines_latest(attachment));
+    kvp_timelines_poison(kvp_timelines_latest(attachment),
+                         attachment->state == KVP_ATTACHMENT_ENDED ? (uint32_t)kvp_client_words : 0);
   }
   /* What can't be kept for want of memory ends like the rest. */
   while (is_ours && kvp_lane_peek(&attachment->ring.completions, &record) == KVP_LANE_RECORD &&

@@ -85,8 +85,9 @@ void kvp_timelines_deinit(kvpool_attachment *attachment) {
   }
 }
 
-void kvp_timelines_poison(struct kvp_timelines *timelines) {
-  for (uint32_t i = kvp_client_words; i < kvp_timeline_words; i++) {
+void kvp_timelines_poison(struct kvp_timelines *timelines, uint32_t first_word) {
+  atomic_store_explicit(&timelines->is_dead, true, memory_order_release);
+  for (uint32_t i = first_word; i < kvp_timeline_words; i++) {
     atomic_store_explicit(&timelines->words[i].value, KVP_TIMELINE_POISON, memory_order_release);
   }
 }
@@ -95,10 +96,26 @@ struct kvp_timelines *kvp_timelines_latest(kvpool_attachment *attachment) {
   return atomic_load_explicit(&attachment->timelines, memory_order_acquire);
 }
 
-bool kvp_timelines_are_served(const struct kvp_timelines *timelines) {
+/* What the supervisor says. */
+static uint32_t timelines_state(const struct kvp_timelines *timelines) {
   /* Written by another process: the one word that is read is atomic there. */
   const _Atomic uint32_t *state = (const _Atomic uint32_t *)(const void *)&timelines->status->state;
-  return atomic_load_explicit(state, memory_order_acquire) == KVP_ATTACH_STATE_SERVING;
+  return atomic_load_explicit(state, memory_order_acquire);
+}
+
+bool kvp_timelines_are_served(const struct kvp_timelines *timelines) {
+  return timelines_state(timelines) == KVP_ATTACH_STATE_SERVING;
+}
+
+kvpool_status kvp_timelines_check(kvpool_attachment *attachment, const struct kvp_timelines *timelines) {
+  const uint32_t state = timelines_state(timelines);
+  if (atomic_load(&attachment->gone) || state == KVP_ATTACH_STATE_ENDED) {
+    return KVPOOL_DISCONNECTED;
+  }
+  const bool is_dead = atomic_load_explicit(&timelines->is_dead, memory_order_acquire);
+  return is_dead || state != KVP_ATTACH_STATE_SERVING || timelines != kvp_timelines_latest(attachment)
+             ? KVPOOL_DEVICE_LOST
+             : KVPOOL_OK;
 }
 
 static uint64_t word_load(const struct kvp_timelines *timelines, uint32_t word) {
@@ -144,12 +161,13 @@ kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline
     }
   }
   (void)pthread_mutex_unlock(&attachment->words_lock);
-  if (!is_found && atomic_load(&attachment->gone)) {
-    return kvp_fail(error, KVPOOL_DISCONNECTED, "the attachment has ended, no word of it counts up any more");
+  const kvpool_status served = kvp_timelines_check(attachment, timelines);
+  if (!is_found && served == KVPOOL_DISCONNECTED) {
+    return kvp_fail(error, served, "the attachment has ended, no word of it counts up any more");
   }
-  if (!is_found && writer == KVPOOL_TIMELINE_EXECUTOR && !kvp_timelines_are_served(timelines)) {
-    return kvp_fail(error, KVPOOL_DEVICE_LOST,
-                    "the executor that counted these words up died; its successor brings new ones");
+  if (!is_found && served == KVPOOL_DEVICE_LOST) {
+    return kvp_fail(error, served, "the executor that %s died; its successor brings new ones",
+                    writer == KVPOOL_TIMELINE_WORKER ? "waited for these words" : "counted these words up");
   }
   if (!is_found) {
     return kvp_fail(error, KVPOOL_QUOTA_EXCEEDED, "all %u words of the %s are in use or poisoned", end - first,
@@ -163,6 +181,13 @@ void kvpool_timeline_free(kvpool_attachment *attachment, uint32_t word) {
   (void)pthread_mutex_lock(&attachment->words_lock);
   attachment->word_used[word] = 0;
   (void)pthread_mutex_unlock(&attachment->words_lock);
+}
+
+/* Behind what is said of a word. */
+static const char *death_text(kvpool_status served) {
+  return served == KVPOOL_OK             ? ""
+         : served == KVPOOL_DISCONNECTED ? ": the attachment has ended"
+                                         : ": the executor that it was shared with died";
 }
 
 /* ---- signal and read --------------------------------------------------------------------------------------------
@@ -180,15 +205,22 @@ kvpool_status kvpool_timeline_signal(kvpool_attachment *attachment, uint32_t wor
                        "value %llu of a timeline is not in (0, 2^62)", (unsigned long long)value);
   }
   struct kvp_timelines *timelines = kvp_timelines_latest(attachment);
-  const uint64_t now = atomic_load_explicit(&timelines->words[word].value, memory_order_relaxed);
-  if (value < now) {
-    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "value", -1, (int64_t)value,
-                       now < KVP_TIMELINE_POISON ? "word %u is %llu already, and can't go down to %llu"
-                                                 : "word %u is poisoned (0x%llx) and takes no value, %llu neither",
-                       word, (unsigned long long)now, (unsigned long long)value);
+  uint64_t now = atomic_load_explicit(&timelines->words[word].value, memory_order_relaxed);
+  while (now <= value) { /* the loss of the executor may poison it in between */
+    if (atomic_compare_exchange_weak_explicit(&timelines->words[word].value, &now, value, memory_order_release,
+                                              memory_order_relaxed)) {
+      return KVPOOL_OK;
+    }
   }
-  atomic_store_explicit(&timelines->words[word].value, value, memory_order_release);
-  return KVPOOL_OK;
+  if (now < KVP_TIMELINE_POISON) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "value", -1, (int64_t)value,
+                       "word %u is %llu already, and can't go down to %llu", word, (unsigned long long)now,
+                       (unsigned long long)value);
+  }
+  status = kvp_timelines_check(attachment, timelines);
+  return kvp_fail_at(error, status == KVPOOL_OK ? KVPOOL_INVALID_ARGUMENT : status, "value", -1, (int64_t)value,
+                     "word %u is poisoned (0x%llx) and takes no value, %llu neither%s", word, (unsigned long long)now,
+                     (unsigned long long)value, death_text(status));
 }
 
 kvpool_status kvpool_timeline_poison(kvpool_attachment *attachment, uint32_t word, kvpool_error *error) {
@@ -204,13 +236,10 @@ kvpool_status kvpool_timeline_poison(kvpool_attachment *attachment, uint32_t wor
 /* A poisoned word of these timelines as an error. */
 static kvpool_status word_poisoned(kvpool_attachment *attachment, const struct kvp_timelines *timelines,
                                    uint32_t word, kvpool_error *error) {
-  const bool is_of_dead = timelines != kvp_timelines_latest(attachment) || !kvp_timelines_are_served(timelines);
-  if (is_of_dead && word >= kvp_client_words) {
-    return kvp_fail_at(error, KVPOOL_DEVICE_LOST, "word", -1, word,
-                       "word %u is poisoned: the executor that would have counted it up died", word);
-  }
-  return kvp_fail_at(error, KVPOOL_CANCELLED, "word", -1, word,
-                     "word %u is poisoned: what should have counted it up has failed", word);
+  const kvpool_status served = kvp_timelines_check(attachment, timelines);
+  return kvp_fail_at(error, served == KVPOOL_OK ? KVPOOL_CANCELLED : served, "word", -1, word,
+                     "word %u is poisoned%s", word,
+                     served == KVPOOL_OK ? ": what should have counted it up has failed" : death_text(served));
 }
 
 kvpool_status kvpool_timeline_read(kvpool_attachment *attachment, uint32_t word, uint64_t *value,

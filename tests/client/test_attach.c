@@ -567,6 +567,57 @@ static void test_device_lost(void **state) {
   kvpool_detach(attachment);
 }
 
+struct word_wait {
+  kvpool_attachment *attachment;
+  uint32_t word;
+  kvpool_error error;
+};
+
+static void *wait_for_word(void *context) {
+  struct word_wait *wait = context;
+  (void)kvpool_timeline_wait(wait->attachment, wait->word, 1, timeout_ms, &wait->error);
+  return NULL;
+}
+
+/* Who waits for a word while another thread takes the loss and the successor is told, whoever writes the word: it is
+ * counted up elsewhere from now on. */
+static void test_waiters_learn_of_the_loss(void **state) {
+  (void)state;
+  kvpool_attachment *attachment = attached();
+  struct word_wait waits[2] = {{.attachment = attachment}, {.attachment = attachment}};
+  pthread_t threads[2];
+  uint64_t value;
+  assert_ok(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &waits[0].word, NULL, &error));
+  assert_ok(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_EXECUTOR, &waits[1].word, NULL, &error));
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(pthread_create(&threads[i], NULL, wait_for_word, &waits[i]), 0);
+  }
+  fake_tell_lost(&fake, true);
+  assert_fails(kvpool_attachment_state(attachment, &error), KVPOOL_DEVICE_LOST, "signal 9");
+  for (int i = 0; i < 2; i++) {
+    (void)pthread_join(threads[i], NULL);
+    assert_int_equal(waits[i].error.status, KVPOOL_DEVICE_LOST);
+    assert_non_null(strstr(waits[i].error.text, "the executor that it was shared with died"));
+  }
+  const uint32_t word = waits[0].word;
+  uint32_t other;
+  assert_fails(kvpool_timeline_signal(attachment, word, 1, &error), KVPOOL_DEVICE_LOST, "takes no value, 1");
+  assert_fails(kvpool_timeline_read(attachment, word, &value, &error), KVPOOL_DEVICE_LOST, "died");
+  assert_fails(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &other, NULL, &error), KVPOOL_DEVICE_LOST,
+               "successor");
+  fake_restore(&fake);
+  assert_ok(kvpool_attachment_state(attachment, &error));
+  assert_ok(kvpool_timeline_read(attachment, word, &value, &error));
+  assert_int_equal(value, 0);
+  assert_ok(kvpool_timeline_signal(attachment, word, 1, &error));
+  assert_ok(kvpool_timeline_wait(attachment, word, 1, timeout_ms, &error));
+  assert_int_equal(fake.words[word].value, 1);
+  fake_hang_up(&fake);
+  assert_fails(kvpool_attachment_state(attachment, &error), KVPOOL_DISCONNECTED, "gone");
+  assert_fails(kvpool_timeline_wait(attachment, word, 2, timeout_ms, &error), KVPOOL_DISCONNECTED, "ended");
+  kvpool_detach(attachment);
+}
+
 static void *kill_executor(void *context) {
   (void)context;
   while (fake.ring.map != NULL) {
@@ -889,6 +940,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_wait_and_run, setup, teardown),
       cmocka_unit_test_setup_teardown(test_event_loop, setup, teardown),
       cmocka_unit_test_setup_teardown(test_device_lost, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_waiters_learn_of_the_loss, setup, teardown),
       cmocka_unit_test_setup_teardown(test_lost_while_running, setup, teardown),
       cmocka_unit_test_setup_teardown(test_ends, setup, teardown),
       cmocka_unit_test_setup_teardown(test_silent_daemon, setup, teardown),

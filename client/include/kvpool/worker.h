@@ -227,7 +227,8 @@ KVPOOL_API bool kvpool_attachment_arm(kvpool_attachment *attachment);
  * because what should have counted it up has failed - ends every wait for it with an error, and stays so.
  *
  * An executor's successor has new words: they start at 0, what was given out stays given out, and threads that wait for
- * the old ones see them poisoned. */
+ * the old ones, the worker's or the executor's, see them poisoned (KVPOOL_DEVICE_LOST), as soon as any call has taken
+ * the loss. Until the successor serves, words take no value. */
 
 typedef enum kvpool_timeline_writer {
   KVPOOL_TIMELINE_WORKER = 0,  /* written by kvpool_timeline_signal */
@@ -235,18 +236,19 @@ typedef enum kvpool_timeline_writer {
 } kvpool_timeline_writer;
 
 /* A word that nobody uses. *value: what stands in it, from where its user goes on counting; NULL: not wanted.
- * KVPOOL_QUOTA_EXCEEDED: all are in use, or poisoned. KVPOOL_DEVICE_LOST: of the executor's, until a successor serves.
+ * KVPOOL_QUOTA_EXCEEDED: all are in use, or poisoned. KVPOOL_DEVICE_LOST: until a successor serves.
  * KVPOOL_DISCONNECTED: the attachment has ended. */
 KVPOOL_API kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline_writer writer,
                                              uint32_t *word, uint64_t *value, kvpool_error *error);
 KVPOOL_API void kvpool_timeline_free(kvpool_attachment *attachment, uint32_t word);
 /* A release store: whoever sees the value sees what was written before. A word of the worker's, a value not below the
- * word's. One thread at a time a word. */
+ * word's. One thread at a time a word. KVPOOL_DEVICE_LOST: until a successor serves. */
 KVPOOL_API kvpool_status kvpool_timeline_signal(kvpool_attachment *attachment, uint32_t word, uint64_t value,
                                                 kvpool_error *error);
 /* Of the worker's: steps that wait for it fail. */
 KVPOOL_API kvpool_status kvpool_timeline_poison(kvpool_attachment *attachment, uint32_t word, kvpool_error *error);
-/* An acquire load. Poisoned: KVPOOL_DEVICE_LOST when its executor has died, else KVPOOL_CANCELLED. */
+/* An acquire load. Poisoned: KVPOOL_DEVICE_LOST when its executor has died, KVPOOL_DISCONNECTED when the attachment has
+ * ended, else KVPOOL_CANCELLED. */
 KVPOOL_API kvpool_status kvpool_timeline_read(kvpool_attachment *attachment, uint32_t word, uint64_t *value,
                                               kvpool_error *error);
 /* Until the word is at least value: spins for a moment, then looks every 50 us, later every ms. As
