@@ -88,6 +88,7 @@ kvpool_status kvp_timelines_check(kvpool_attachment *attachment, const struct kv
 /* ---- attachments ---- */
 
 struct kvp_outstanding {
+  kvpool_replay *replay; /* whose step it is; NULL: none's */
   uint16_t op_count;
   bool is_posted; /* its last word has not been told */
 };
@@ -143,6 +144,7 @@ struct kvpool_attachment {
   kvpool_completion completion;
   kvpool_error completion_error;
 
+  kvpool_replay *replays;
   _Atomic(struct kvp_timelines *) timelines; /* the latest */
   pthread_mutex_t words_lock;                /* guards word_used */
   uint8_t word_used[kvp_timeline_words];
@@ -228,6 +230,17 @@ struct kvp_step_head {
 /* attach_ring.c. ->epoch of the head is set here. step_id may be NULL. */
 kvpool_status kvp_attachment_post_step(kvpool_attachment *attachment, const kvpool_step *step,
                                        struct kvp_step_head *head, uint64_t *step_id, kvpool_error *error);
+
+/* The outstanding step is that replay's; the replay is no more. */
+void kvp_attachment_set_replay(kvpool_attachment *attachment, uint64_t step_id, kvpool_replay *replay);
+void kvp_attachment_forget_replay(kvpool_attachment *attachment, const kvpool_replay *replay);
+
+/* ---- replays: replay.c ---- */
+
+/* The last word about one of its steps: the replay is over. */
+void kvp_replay_step_failed(kvpool_replay *replay, uint64_t step_id, bool is_refused, const kvpool_error *why);
+/* All of the attachment's are over: it has lost its executor or, as its state says, has ended. */
+void kvp_replays_end(kvpool_attachment *attachment, const kvpool_error *why);
 
 uint64_t kvp_step_wire_bytes(const kvpool_step *step);
 /* out: kvp_step_wire_bytes of them. */

@@ -17,6 +17,39 @@
 
 static const uint64_t spin_before_sleep_ns = 50000;
 
+/* ---- outstanding steps ------------------------------------------------------------------------------------------
+ */
+
+static struct kvp_outstanding *outstanding_of(kvpool_attachment *attachment, uint64_t step_id) {
+  return &attachment->outstanding[step_id % kvp_attachment_steps_max];
+}
+
+static bool is_outstanding(kvpool_attachment *attachment, uint64_t step_id) {
+  return step_id >= attachment->oldest && step_id <= attachment->last_step_id &&
+         outstanding_of(attachment, step_id)->is_posted;
+}
+
+static void outstanding_remove(kvpool_attachment *attachment, uint64_t step_id) {
+  outstanding_of(attachment, step_id)->is_posted = false;
+  outstanding_of(attachment, step_id)->replay = NULL;
+  attachment->outstanding_count--;
+  while (attachment->oldest <= attachment->last_step_id && !is_outstanding(attachment, attachment->oldest)) {
+    attachment->oldest++;
+  }
+}
+
+void kvp_attachment_set_replay(kvpool_attachment *attachment, uint64_t step_id, kvpool_replay *replay) {
+  outstanding_of(attachment, step_id)->replay = replay;
+}
+
+void kvp_attachment_forget_replay(kvpool_attachment *attachment, const kvpool_replay *replay) {
+  for (size_t i = 0; i < kvp_attachment_steps_max; i++) {
+    if (attachment->outstanding[i].replay == replay) {
+      attachment->outstanding[i].replay = NULL;
+    }
+  }
+}
+
 /* ---- the ring's coming and going --------------------------------------------------------------------------------
  */
 
@@ -43,6 +76,21 @@ kvpool_status kvp_attachment_set_ring(kvpool_attachment *attachment, int ring, i
   return KVPOOL_OK;
 }
 
+/* A replay whose step was refused or has failed is over as soon as the library knows, whoever is told when. */
+static void failure_note(kvpool_attachment *attachment, const struct kvp_ring_record *record,
+                         const uint8_t *payload) {
+  struct kvp_error from;
+  kvpool_error why;
+  const bool is_refused = record->kind == KVP_COMPLETION_REFUSED;
+  if ((!is_refused && record->kind != KVP_COMPLETION_FAILED) || record->payload_bytes != sizeof from ||
+      !is_outstanding(attachment, record->tag) || outstanding_of(attachment, record->tag)->replay == NULL) {
+    return;
+  }
+  memcpy(&from, payload, sizeof from);
+  (void)kvp_fail_wire(&why, &from);
+  kvp_replay_step_failed(outstanding_of(attachment, record->tag)->replay, record->tag, is_refused, &why);
+}
+
 static bool hold_record(kvpool_attachment *attachment, const struct kvp_ring_record *record) {
   struct kvp_held *held = malloc(sizeof *held + record->payload_bytes);
   if (held == NULL) {
@@ -51,6 +99,7 @@ static bool hold_record(kvpool_attachment *attachment, const struct kvp_ring_rec
   held->next = NULL;
   held->record = *record;
   kvp_lane_copy_payload(&attachment->ring.completions, record, held->payload);
+  failure_note(attachment, record, held->payload);
   *(attachment->held_last == NULL ? &attachment->held_first : &attachment->held_last->next) = held;
   attachment->held_last = held;
   return true;
@@ -83,6 +132,9 @@ void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error 
          hold_record(attachment, &record)) {
     kvp_lane_advance(&attachment->ring.completions, &record);
   }
+  if (is_ours) { /* a step that failed before is a replay's reason rather than this */
+    kvp_replays_end(attachment, why);
+  }
   if (is_ours && attachment->epoll >= 0) { /* closing doesn't: the executor's end of it stays open */
     (void)epoll_ctl(attachment->epoll, EPOLL_CTL_DEL, attachment->completion_event, NULL);
   }
@@ -94,26 +146,6 @@ void kvp_attachment_drop_ring(kvpool_attachment *attachment, const kvpool_error 
   (void)close(attachment->command_event);
   (void)close(attachment->completion_event);
   attachment->command_event = attachment->completion_event = -1;
-}
-
-/* ---- outstanding steps ------------------------------------------------------------------------------------------
- */
-
-static struct kvp_outstanding *outstanding_of(kvpool_attachment *attachment, uint64_t step_id) {
-  return &attachment->outstanding[step_id % kvp_attachment_steps_max];
-}
-
-static bool is_outstanding(kvpool_attachment *attachment, uint64_t step_id) {
-  return step_id >= attachment->oldest && step_id <= attachment->last_step_id &&
-         outstanding_of(attachment, step_id)->is_posted;
-}
-
-static void outstanding_remove(kvpool_attachment *attachment, uint64_t step_id) {
-  outstanding_of(attachment, step_id)->is_posted = false;
-  attachment->outstanding_count--;
-  while (attachment->oldest <= attachment->last_step_id && !is_outstanding(attachment, attachment->oldest)) {
-    attachment->oldest++;
-  }
 }
 
 /* ---- post -------------------------------------------------------------------------------------------------------
@@ -352,6 +384,7 @@ static kvpool_status ring_take(kvpool_attachment *attachment, const kvpool_compl
   }
   kvp_lane_copy_payload(lane, &attachment->record, attachment->payload.data);
   kvp_lane_advance(lane, &attachment->record);
+  failure_note(attachment, &attachment->record, attachment->payload.data);
   return completion_decode(attachment, out, error);
 }
 

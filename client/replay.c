@@ -13,6 +13,69 @@
 
 static const uint32_t points_max = 1 << 20;
 
+/* ---- the end ---- */
+
+/* What waits for a word of the graph's or for the executor's ends: memory-operation nodes would wait without an end. */
+static void words_poison(kvpool_replay *replay) {
+  if (replay->host_start != NULL) {
+    atomic_store_explicit(replay->host_start, KVP_TIMELINE_POISON, memory_order_release);
+  }
+  if (replay->host_done != NULL) {
+    atomic_store_explicit(replay->host_done, KVP_TIMELINE_POISON, memory_order_release);
+  }
+}
+
+/* Any thread. */
+static void replay_stop(kvpool_replay *replay, enum kvp_replay_problem problem) {
+  uint64_t none = 0;
+  (void)atomic_compare_exchange_strong(replay->problem, &none, (uint64_t)problem);
+  words_poison(replay);
+}
+
+/* The first reason counts. */
+static void replay_end(kvpool_replay *replay, const kvpool_error *reason) {
+  if (!atomic_load_explicit(&replay->has_reason, memory_order_relaxed)) {
+    replay->reason = *reason;
+    atomic_store_explicit(&replay->has_reason, true, memory_order_release);
+  }
+  replay_stop(replay, KVP_REPLAY_ENDED);
+}
+
+void kvp_replay_step_failed(kvpool_replay *replay, uint64_t step_id, bool is_refused, const kvpool_error *why) {
+  kvpool_error reason;
+  (void)kvp_fail(&reason, KVPOOL_CANCELLED, "step %llu of the replay %s: %s: %s", (unsigned long long)step_id,
+                 is_refused ? "was refused" : "failed", kvpool_status_name(why->status), why->text);
+  reason.op = why->op;
+  reason.position = why->position;
+  reason.value = why->value;
+  memcpy(reason.array, why->array, sizeof reason.array);
+  replay_end(replay, &reason);
+}
+
+void kvp_replays_end(kvpool_attachment *attachment, const kvpool_error *why) {
+  kvpool_error reason;
+  if (attachment->state == KVP_ATTACHMENT_ENDED) {
+    (void)kvp_fail(&reason, KVPOOL_DISCONNECTED, "the attachment has ended: %s", why->text);
+  } else {
+    (void)kvp_fail(&reason, KVPOOL_DEVICE_LOST, "the executor that the replay was made with has died: %s", why->text);
+  }
+  for (kvpool_replay *replay = attachment->replays; replay != NULL; replay = replay->next) {
+    replay_end(replay, &reason);
+  }
+}
+
+/* The executor that the words are shared with, also before the attachment's thread has taken its end. */
+static kvpool_status served_check(kvpool_replay *replay, kvpool_error *error) {
+  switch (kvp_timelines_check(replay->attachment, replay->timelines)) {
+  case KVPOOL_OK:
+    return KVPOOL_OK;
+  case KVPOOL_DISCONNECTED:
+    return kvp_fail(error, KVPOOL_DISCONNECTED, "the attachment of the replay has ended");
+  default:
+    return kvp_fail(error, KVPOOL_DEVICE_LOST, "the executor that the replay was made with has died");
+  }
+}
+
 /* ---- new and destroy ---- */
 
 static kvpool_status options_check(const kvpool_replay_options *options, kvpool_replay_options *out,
@@ -67,7 +130,8 @@ static kvpool_status words_new(kvpool_replay *replay, kvpool_error *error) {
     return status;
   }
   replay->words = (struct kvp_replay_words){.start = start, .done = done, .is_absolute = true};
-  replay->timelines = kvp_timelines_latest(attachment);
+  replay->host_start = &replay->timelines->words[start].value;
+  replay->host_done = &replay->timelines->words[done].value;
   return KVPOOL_OK;
 }
 
@@ -82,6 +146,21 @@ static void words_free(kvpool_replay *replay) {
   }
 }
 
+static void attachment_add(kvpool_attachment *attachment, kvpool_replay *replay) {
+  kvp_attachment_ref(attachment);
+  replay->next = attachment->replays;
+  attachment->replays = replay;
+}
+
+static void attachment_remove(kvpool_replay *replay) {
+  kvpool_replay **place = &replay->attachment->replays;
+  while (*place != replay) {
+    place = &(*place)->next;
+  }
+  *place = replay->next;
+  kvp_attachment_forget_replay(replay->attachment, replay);
+}
+
 kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points, const kvpool_replay_options *options,
                                 kvpool_replay **out, kvpool_error *error) {
   assert(attachment != NULL && out != NULL);
@@ -90,6 +169,9 @@ kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points, 
   if (status == KVPOOL_OK && (points == 0 || points > points_max)) {
     status = kvp_fail_at(error, KVPOOL_OUT_OF_RANGE, "points", -1, points, "%u points, a replay has 1 to %u", points,
                          points_max);
+  }
+  if (status == KVPOOL_OK) {
+    status = kvp_attachment_check(attachment, error);
   }
   if (status != KVPOOL_OK) {
     return status;
@@ -101,6 +183,7 @@ kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points, 
   const uint64_t asked_ns = (uint64_t)used.deadline_ms * 1000000;
   const uint64_t most_ns = attachment->welcome.deadline_ns_max;
   replay->attachment = attachment;
+  replay->timelines = kvp_timelines_latest(attachment);
   replay->points = points;
   replay->deadline_ns = asked_ns == 0 || asked_ns > most_ns ? most_ns : asked_ns;
   replay->backend = (attachment->welcome.flags & KVP_ATTACH_DEVICE_FDS) != 0 ? &kvp_replay_cuda : &kvp_replay_cpu;
@@ -116,9 +199,16 @@ kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points, 
   if (status != KVPOOL_OK) {
     goto err_words;
   }
-  kvp_attachment_ref(attachment);
+  status = served_check(replay, error); /* it may have died while the words were made */
+  if (status != KVPOOL_OK) {
+    goto err_backend;
+  }
+  attachment_add(attachment, replay);
   *out = replay;
   return KVPOOL_OK;
+
+err_backend:
+  replay->backend->deinit(replay);
 
 err_words:
   words_free(replay);
@@ -132,6 +222,10 @@ void kvpool_replay_destroy(kvpool_replay *replay) {
   if (replay == NULL) {
     return;
   }
+  if (atomic_load_explicit(replay->problem, memory_order_relaxed) != 0) {
+    words_poison(replay); /* once more: a graph may have signalled since; no step waits any longer for another one */
+  }
+  attachment_remove(replay); /* before the release looks at what the daemon says */
   replay->backend->deinit(replay);
   words_free(replay);
   kvp_attachment_unref(replay->attachment);
@@ -241,25 +335,17 @@ static kvpool_status step_check(const kvpool_replay *replay, const kvpool_step *
   return KVPOOL_OK;
 }
 
-/* A word in the timelines of an executor that has died reaches nobody. */
-static kvpool_status served_check(const kvpool_replay *replay, kvpool_error *error) {
-  if (replay->timelines != NULL && (replay->timelines != kvp_timelines_latest(replay->attachment) ||
-                                    !kvp_timelines_are_served(replay->timelines))) {
-    return kvp_fail(error, KVPOOL_DEVICE_LOST, "the executor that the replay's words were shared with has died");
-  }
-  return KVPOOL_OK;
-}
-
 kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step, uint64_t *step_id,
                                  kvpool_error *error) {
   assert(replay != NULL && step != NULL);
   kvpool_status status = step_check(replay, step, error);
   if (status == KVPOOL_OK) {
-    status = served_check(replay, error);
+    status = kvpool_replay_check(replay, error);
   }
   if (status != KVPOOL_OK) {
     return status;
   }
+  uint64_t id;
   const bool is_one_launch = replay->mode == KVPOOL_REPLAY_ONE_LAUNCH;
   struct kvp_step_head head = {
       .base = replay->first_base + (replay->posted + 1) * replay->points,
@@ -268,9 +354,16 @@ kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step,
       .replay = &replay->words,
       .flags = KVP_STEP_NOT_ACCEPTED_TOLD | (is_one_launch ? (uint32_t)KVP_STEP_DEVICE_WORDS : 0U),
   };
-  status = kvp_attachment_post_step(replay->attachment, step, &head, step_id, error);
-  replay->posted += status == KVPOOL_OK;
-  return status;
+  status = kvp_attachment_post_step(replay->attachment, step, &head, &id, error);
+  if (status != KVPOOL_OK) {
+    return status;
+  }
+  replay->posted++;
+  kvp_attachment_set_replay(replay->attachment, id, replay);
+  if (step_id != NULL) {
+    *step_id = id;
+  }
+  return KVPOOL_OK;
 }
 
 /* ---- streams ---- */
@@ -311,52 +404,58 @@ kvpool_status kvpool_replay_end(kvpool_replay *replay, void *stream, uint32_t la
 
 /* ---- what went wrong ---- */
 
+static uint32_t problem_kind(uint64_t problem) {
+  return problem & ((1U << kvp_replay_problem_bits) - 1);
+}
+
 static kvpool_status problem_error(uint64_t problem, kvpool_error *error) {
   const unsigned long long point = problem >> kvp_replay_problem_bits;
-  switch (problem & ((1U << kvp_replay_problem_bits) - 1)) {
+  switch (problem_kind(problem)) {
   case KVP_REPLAY_LATE:
     return kvp_fail_at(error, KVPOOL_DEADLINE_EXCEEDED, "point", -1, (int64_t)point,
                        "the graph waited for point %llu until its deadline", point);
   case KVP_REPLAY_POISONED:
     return kvp_fail_at(error, KVPOOL_CANCELLED, "point", -1, (int64_t)point,
                        "the graph waited for point %llu of a step that has failed", point);
+  case KVP_REPLAY_ENDED:
+    return kvp_fail(error, KVPOOL_CANCELLED, "a step of the replay's has failed");
   default:
     return kvp_fail(error, KVPOOL_CANCELLED, "the replay was aborted");
   }
 }
 
-/* Memory-operation nodes wait for it without an end. */
-static void done_poison(kvpool_replay *replay) {
-  atomic_store_explicit(&replay->timelines->words[replay->words.done].value, KVP_TIMELINE_POISON,
-                        memory_order_release);
+/* Finds out what nobody has told yet. */
+static void replay_look(kvpool_replay *replay) {
+  const bool is_poisoned = replay->host_done != NULL &&
+                           atomic_load_explicit(replay->host_done, memory_order_acquire) >= KVP_TIMELINE_POISON;
+  if (is_poisoned || kvp_timelines_check(replay->attachment, replay->timelines) != KVPOOL_OK) {
+    replay_stop(replay, KVP_REPLAY_ENDED);
+  } else if (atomic_load_explicit(replay->problem, memory_order_relaxed) != 0) {
+    words_poison(replay); /* once more: a graph that was launched before may have set them back */
+  }
 }
 
 kvpool_status kvpool_replay_check(kvpool_replay *replay, kvpool_error *error) {
   assert(replay != NULL);
-  kvpool_status status = served_check(replay, error);
-  if (status != KVPOOL_OK) {
-    done_poison(replay); /* once more: a graph that was launched before may have set it back */
-    return status;
-  }
+  replay_look(replay);
   const uint64_t problem = atomic_load_explicit(replay->problem, memory_order_acquire);
-  if (problem != 0) {
-    if (replay->timelines != NULL) {
-      done_poison(replay);
-    }
+  if (problem == 0) {
+    return KVPOOL_OK;
+  }
+  if (problem_kind(problem) == KVP_REPLAY_ABORTED) {
     return problem_error(problem, error);
   }
-  if (replay->timelines != NULL && atomic_load_explicit(&replay->timelines->words[replay->words.done].value,
-                                                        memory_order_acquire) >= KVP_TIMELINE_POISON) {
-    return kvp_fail(error, KVPOOL_CANCELLED, "a step of the replay's has failed");
+  if (atomic_load_explicit(&replay->has_reason, memory_order_acquire)) {
+    if (error != NULL) {
+      *error = replay->reason;
+    }
+    return replay->reason.status;
   }
-  return KVPOOL_OK;
+  kvpool_status status = served_check(replay, error);
+  return status == KVPOOL_OK ? problem_error(problem, error) : status;
 }
 
 void kvpool_replay_abort(kvpool_replay *replay) {
   assert(replay != NULL);
-  uint64_t none = 0;
-  (void)atomic_compare_exchange_strong(replay->problem, &none, KVP_REPLAY_ABORTED);
-  if (replay->timelines != NULL) {
-    done_poison(replay);
-  }
+  replay_stop(replay, KVP_REPLAY_ABORTED);
 }

@@ -36,6 +36,7 @@ static kvpool_status cpu_init(kvpool_replay *replay, kvpool_error *error) {
     replay->start = (uint64_t *)&replay->timelines->words[replay->words.start].value;
     replay->done = (uint64_t *)&replay->timelines->words[replay->words.done].value;
   }
+  replay->host_start = word_of(replay->start);
   return KVPOOL_OK;
 }
 
@@ -43,14 +44,20 @@ static void cpu_deinit(kvpool_replay *replay) {
   free(replay->state);
 }
 
+/* Poison stays. */
+static void word_set(_Atomic uint64_t *word, uint64_t value) {
+  uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+  while (seen < KVP_TIMELINE_POISON &&
+         !atomic_compare_exchange_weak_explicit(word, &seen, value, memory_order_release, memory_order_relaxed)) {
+  }
+}
+
 static kvpool_status cpu_begin(kvpool_replay *replay, void *stream, kvpool_error *error) {
   (void)stream;
   (void)error;
   *replay->base += replay->points;
   if (replay->mode == KVPOOL_REPLAY_BY_OP) {
-    uint64_t done = atomic_load(word_of(replay->done));
-    while (done < KVP_TIMELINE_POISON && !atomic_compare_exchange_weak(word_of(replay->done), &done, 0)) {
-    }
+    word_set(word_of(replay->done), 0);
   }
   return KVPOOL_OK;
 }
@@ -74,6 +81,10 @@ static void point_wait(kvpool_replay *replay, uint32_t point) {
     if (found >= value || atomic_load(replay->problem) != 0) {
       return;
     }
+    if (kvp_timelines_check(replay->attachment, replay->timelines) != KVPOOL_OK) {
+      problem_set(replay, point, KVP_REPLAY_ENDED);
+      return;
+    }
     if (kvp_now_ns() >= deadline_ns) {
       problem_set(replay, point, KVP_REPLAY_LATE);
       return;
@@ -87,7 +98,7 @@ static kvpool_status cpu_point(kvpool_replay *replay, void *stream, uint32_t sig
   (void)stream;
   (void)error;
   if (signal != 0) {
-    atomic_store_explicit(word_of(replay->start), *replay->base + signal, memory_order_release);
+    word_set(word_of(replay->start), *replay->base + signal);
   }
   if (wait != 0) {
     point_wait(replay, wait);

@@ -219,6 +219,88 @@ static void test_deadline(void **state) {
   }
 }
 
+/* The step has been ended; its deadline would be another error. */
+static void expect_cancelled(uint64_t step_id) {
+  const kvpool_completion *completion = await(step_id);
+  assert_non_null(completion->error);
+  assert_int_equal(completion->error->status, KVPOOL_CANCELLED);
+}
+
+/* A step with a block of a later lease is refused, and with it the replay is over: its waits, the step behind it. */
+static void test_refused(void **state) {
+  (void)state;
+  const kvpool_replay_mode modes[] = {KVPOOL_REPLAY_ONE_LAUNCH, KVPOOL_REPLAY_BY_OP};
+  for (size_t i = 0; i < 2; i++) {
+    kvpool_replay *replay = replay_new(modes[i], 0);
+    kvpool_step *step, *good;
+    uint64_t refused, behind;
+    int32_t block;
+    assert_ok(kvpool_blocks_allocate(session, pool, 1, &block, &error));
+    assert_ok(kvpool_attachment_step_new(attachment, &step, &error));
+    assert_ok(kvpool_attachment_step_new(attachment, &good, &error));
+    op_add(step, block * tokens_per_block, 1, 1);
+    step_fill(good, 0);
+    assert_ok(kvpool_replay_post(replay, step, &refused, &error));
+    assert_ok(kvpool_replay_post(replay, good, &behind, &error));
+    const kvpool_completion *completion = await(refused);
+    assert_non_null(completion->error);
+    assert_int_equal(completion->error->status, KVPOOL_STALE_BLOCK);
+    assert_fails(kvpool_replay_check(replay, &error), KVPOOL_CANCELLED, "stale_block");
+    expect_cancelled(behind);
+    kvpool_attachment_saw_epoch(attachment, kvpool_session_epoch(session));
+    assert_fails(kvpool_replay_post(replay, step, NULL, &error), KVPOOL_CANCELLED, "stale_block");
+    assert_ok(kvpool_replay_begin(replay, NULL, &error));
+    assert_ok(kvpool_replay_signal_and_wait(replay, NULL, 1, &error));
+    kvpool_replay_destroy(replay);
+
+    /* Another one, told the epoch. */
+    replay = replay_new(modes[i], 0);
+    assert_ok(kvpool_replay_post(replay, step, &refused, &error));
+    assert_ok(kvpool_replay_begin(replay, NULL, &error));
+    assert_ok(kvpool_replay_signal_and_wait(replay, NULL, 1, &error));
+    assert_ok(kvpool_replay_check(replay, &error));
+    assert_null(await(refused)->error);
+    kvpool_step_destroy(step);
+    kvpool_step_destroy(good);
+    kvpool_replay_destroy(replay);
+  }
+}
+
+/* An abort ends the steps as well: another replay's come next, and nothing is left to wait for. */
+static void test_abort_ends_steps(void **state) {
+  (void)state;
+  const kvpool_replay_mode modes[] = {KVPOOL_REPLAY_ONE_LAUNCH, KVPOOL_REPLAY_BY_OP};
+  for (size_t i = 0; i < 4; i++) {
+    kvpool_replay *replay = replay_new(modes[i % 2], 0), *next = replay_new(modes[i % 2], 0);
+    kvpool_step *step;
+    uint64_t ids[3];
+    assert_ok(kvpool_attachment_step_new(attachment, &step, &error));
+    step_fill(step, 0);
+    assert_ok(kvpool_replay_post(replay, step, &ids[0], &error));
+    assert_ok(kvpool_replay_post(replay, step, &ids[1], &error));
+    if (i / 2 == 1) { /* the graph of the first one is half done */
+      assert_ok(kvpool_replay_begin(replay, NULL, &error));
+      assert_ok(kvpool_replay_signal_and_wait(replay, NULL, 1, &error));
+    }
+    kvpool_replay_abort(replay);
+    if (i / 2 == 1) {
+      assert_ok(kvpool_replay_signal(replay, NULL, 2, &error));
+    }
+    assert_ok(kvpool_replay_post(next, step, &ids[2], &error));
+    expect_cancelled(ids[0]);
+    expect_cancelled(ids[1]);
+    kvpool_replay_destroy(replay);
+    assert_ok(kvpool_replay_begin(next, NULL, &error));
+    for (uint32_t layer = 1; layer <= layers; layer++) {
+      assert_ok(kvpool_replay_signal_and_wait(next, NULL, layer, &error));
+    }
+    assert_ok(kvpool_replay_check(next, &error));
+    assert_null(await(ids[2])->error);
+    kvpool_step_destroy(step);
+    kvpool_replay_destroy(next);
+  }
+}
+
 /* Nobody has posted: the graph's own deadline, and an abort. */
 static void test_waits_in_vain(void **state) {
   (void)state;
@@ -312,8 +394,10 @@ static void test_points_in_order(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_one_launch),    cmocka_unit_test(test_by_op),    cmocka_unit_test(test_deadline),
-      cmocka_unit_test(test_waits_in_vain), cmocka_unit_test(test_refusals), cmocka_unit_test(test_points_in_order),
+      cmocka_unit_test(test_one_launch), cmocka_unit_test(test_by_op),
+      cmocka_unit_test(test_deadline),   cmocka_unit_test(test_waits_in_vain),
+      cmocka_unit_test(test_refusals),   cmocka_unit_test(test_points_in_order),
+      cmocka_unit_test(test_refused),    cmocka_unit_test(test_abort_ends_steps),
   };
   int failed = cmocka_run_group_tests_name("replay", tests, setup, teardown);
   process_cleanup();

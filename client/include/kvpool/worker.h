@@ -352,7 +352,9 @@ typedef struct kvpool_replay_options {
 KVPOOL_API kvpool_status kvpool_replay_new(kvpool_attachment *attachment, uint32_t points,
                                            const kvpool_replay_options *options, kvpool_replay **out,
                                            kvpool_error *error);
-/* No graph with its points is launched any more, and none runs. NULL is allowed. */
+/* No graph with its points is launched any more, and none runs. NULL is allowed. ONE_LAUNCH has a buffer, whose release
+ * (see there) waits for the replay's steps that are not done, at most the attachment's timeout, and goes on behind it;
+ * nothing tells of that. Of steps for which no graph is launched call kvpool_replay_abort before. */
 KVPOOL_API void kvpool_replay_destroy(kvpool_replay *replay);
 KVPOOL_API kvpool_replay_mode kvpool_replay_mode_get(const kvpool_replay *replay);
 
@@ -362,7 +364,13 @@ KVPOOL_API kvpool_replay_mode kvpool_replay_mode_get(const kvpool_replay *replay
 KVPOOL_API kvpool_status kvpool_step_set_replay_points(kvpool_step *step, uint32_t begins, uint32_t ends,
                                                        kvpool_error *error);
 /* As kvpool_attachment_post. A step all of whose ops have points. Its last op ends at one; its first op begins at one,
- * in every mode: a launch that begins sets back the word in which BY_OP an op that waited for nothing has ended already. */
+ * in every mode: a launch that begins sets back the word in which BY_OP an op that waited for nothing has ended already.
+ *
+ * A replay is over when one of its steps was refused or has failed, and the library was told so (kvpool_attachment_poll,
+ * _wait, _run): waits of its graphs end, steps that were posted behind that one are cancelled where an abort would end
+ * them, and every later post is refused as kvpool_replay_check says. There is no second try with the same replay. A step
+ * that is refused with KVPOOL_STALE_BLOCK has blocks that were leased after the attachment was made: tell it by
+ * kvpool_attachment_saw_epoch before the post. */
 KVPOOL_API kvpool_status kvpool_replay_post(kvpool_replay *replay, const kvpool_step *step, uint64_t *step_id,
                                             kvpool_error *error);
 
@@ -378,11 +386,15 @@ KVPOOL_API kvpool_status kvpool_replay_wait(kvpool_replay *replay, void *stream,
 KVPOOL_API kvpool_status kvpool_replay_signal_and_wait(kvpool_replay *replay, void *stream, uint32_t point,
                                                        kvpool_error *error);
 
-/* KVPOOL_OK, or why a wait of a graph ended without its point: KVPOOL_DEADLINE_EXCEEDED, KVPOOL_CANCELLED (the step failed:
- * its completion says why), KVPOOL_DEVICE_LOST. What the graph has computed since is worth nothing; the replay stays so:
- * destroy it, make another one, and capture anew. No CUDA call. */
+/* KVPOOL_OK, or why the replay is over: KVPOOL_CANCELLED (a step of it was refused or has failed, with that step's text
+ * once its completion was taken; or it was aborted), KVPOOL_DEADLINE_EXCEEDED (a wait of a graph's ended without its
+ * point), KVPOOL_DEVICE_LOST (the executor died that it was made with), KVPOOL_DISCONNECTED (the attachment has ended).
+ * What the graph has computed since is worth nothing; the replay stays so: destroy it, make another one, and capture
+ * anew. No CUDA call. Any thread. */
 KVPOOL_API kvpool_status kvpool_replay_check(kvpool_replay *replay, kvpool_error *error);
-/* Waits of graphs that run, or will be launched, end at once. Any thread. */
+/* Waits of graphs that run, or will be launched, end at once, and so do the steps that were posted, with
+ * KVPOOL_CANCELLED - but ONE_LAUNCH on a GPU, where no CUDA call is made: there a step for which nobody launches a graph
+ * ends at its deadline. Any thread. */
 KVPOOL_API void kvpool_replay_abort(kvpool_replay *replay);
 
 #ifdef __cplusplus
