@@ -593,9 +593,11 @@ static kvpool_status run_take(kvpool_attachment *attachment, uint64_t step_id, c
   return status;
 }
 
-static kvpool_status run_wait(kvpool_attachment *attachment, uint64_t step_id, uint64_t deadline_ns,
+static kvpool_status run_wait(kvpool_attachment *attachment, uint64_t step_id, uint64_t patience_ms,
                               const kvpool_completion **out, kvpool_error *error) {
-  const uint64_t spin_until_ns = kvp_now_ns() + spin_before_sleep_ns;
+  const uint64_t begin_ns = kvp_now_ns();
+  const uint64_t spin_until_ns = begin_ns + spin_before_sleep_ns;
+  const uint64_t deadline_ns = begin_ns + patience_ms * 1000000;
   for (;;) {
     kvpool_status status = run_take(attachment, step_id, out, error);
     if (status != KVPOOL_OK || *out != NULL) {
@@ -603,8 +605,8 @@ static kvpool_status run_wait(kvpool_attachment *attachment, uint64_t step_id, u
     }
     const uint64_t now = kvp_now_ns();
     if (now >= deadline_ns) {
-      return kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "step %llu is not done after %u ms",
-                      (unsigned long long)step_id, attachment->timeout_ms);
+      return kvp_fail(error, KVPOOL_DEADLINE_EXCEEDED, "step %llu is not done after %llu ms",
+                      (unsigned long long)step_id, (unsigned long long)patience_ms);
     }
     kvp_attachment_glance(attachment);
     if (now >= spin_until_ns && step_id > attachment->lost_through) {
@@ -623,7 +625,7 @@ kvpool_status kvpool_attachment_run(kvpool_attachment *attachment, const kvpool_
   }
   const uint64_t patience_ms = (uint64_t)attachment->timeout_ms + (options == NULL ? 0 : options->deadline_ms);
   const kvpool_completion *completion;
-  status = run_wait(attachment, step_id, kvp_now_ns() + patience_ms * 1000000, &completion, error);
+  status = run_wait(attachment, step_id, patience_ms, &completion, error);
   if (status != KVPOOL_OK) {
     return status;
   }

@@ -144,6 +144,10 @@ static kvpool_status word_check_mine(uint32_t word, kvpool_error *error) {
 kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline_writer writer, uint32_t *word,
                                   uint64_t *value, kvpool_error *error) {
   assert(attachment != NULL && word != NULL);
+  if (writer != KVPOOL_TIMELINE_WORKER && writer != KVPOOL_TIMELINE_EXECUTOR) {
+    return kvp_fail_at(error, KVPOOL_INVALID_ARGUMENT, "writer", -1, (int64_t)writer,
+                       "writer %d is no kvpool_timeline_writer", (int)writer);
+  }
   const struct kvp_timelines *timelines = kvp_timelines_latest(attachment);
   const uint32_t first = writer == KVPOOL_TIMELINE_WORKER ? 0 : kvp_client_words;
   const uint32_t end = writer == KVPOOL_TIMELINE_WORKER ? kvp_client_words : kvp_timeline_words;
@@ -177,7 +181,10 @@ kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline
 }
 
 void kvpool_timeline_free(kvpool_attachment *attachment, uint32_t word) {
-  assert(attachment != NULL && word < kvp_timeline_words);
+  assert(attachment != NULL);
+  if (word_check(word, NULL) != KVPOOL_OK) {
+    return;
+  }
   (void)pthread_mutex_lock(&attachment->words_lock);
   attachment->word_used[word] = 0;
   (void)pthread_mutex_unlock(&attachment->words_lock);

@@ -361,6 +361,20 @@ static void test_no_words_of_a_dead_executor(void **state) {
                "the attachment has ended");
 }
 
+/* Words and writers that there are not. */
+static void test_no_such_word(void **state) {
+  (void)state;
+  uint32_t word = 77;
+  assert_fails(kvpool_timeline_new(attachment, (kvpool_timeline_writer)7, &word, NULL, &error),
+               KVPOOL_INVALID_ARGUMENT, "writer 7");
+  assert_int_equal(word, 77);
+  kvpool_timeline_free(attachment, 1024);
+  kvpool_timeline_free(attachment, 5000);
+  kvpool_timeline_free(attachment, UINT32_MAX);
+  assert_ok(kvpool_timeline_new(attachment, KVPOOL_TIMELINE_WORKER, &word, NULL, &error));
+  assert_int_equal(word, 0);
+}
+
 static void test_signal_and_read(void **state) {
   (void)state;
   uint64_t value = 77;
@@ -474,6 +488,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_import_memfd, setup, teardown),
       cmocka_unit_test_setup_teardown(test_words_are_given_out, setup, teardown),
       cmocka_unit_test_setup_teardown(test_no_words_of_a_dead_executor, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_no_such_word, setup, teardown),
       cmocka_unit_test_setup_teardown(test_signal_and_read, setup, teardown),
       cmocka_unit_test_setup_teardown(test_wait, setup, teardown),
       cmocka_unit_test_setup_teardown(test_wait_over_loss, setup, teardown),

@@ -240,6 +240,7 @@ typedef enum kvpool_timeline_writer {
  * KVPOOL_DISCONNECTED: the attachment has ended. */
 KVPOOL_API kvpool_status kvpool_timeline_new(kvpool_attachment *attachment, kvpool_timeline_writer writer,
                                              uint32_t *word, uint64_t *value, kvpool_error *error);
+/* A number that no word has is nobody's: nothing happens. */
 KVPOOL_API void kvpool_timeline_free(kvpool_attachment *attachment, uint32_t word);
 /* A release store: whoever sees the value sees what was written before. A word of the worker's, a value not below the
  * word's. One thread at a time a word. KVPOOL_DEVICE_LOST: until a successor serves. */
