@@ -592,6 +592,7 @@ static void test_waiters_learn_of_the_loss(void **state) {
   for (int i = 0; i < 2; i++) {
     assert_int_equal(pthread_create(&threads[i], NULL, wait_for_word, &waits[i]), 0);
   }
+  __atomic_store_n(&fake.status->state, KVP_ATTACH_STATE_LOST, __ATOMIC_RELEASE); /* before the poison, as kvpoold */
   fake_tell_lost(&fake, true);
   assert_fails(kvpool_attachment_state(attachment, &error), KVPOOL_DEVICE_LOST, "signal 9");
   for (int i = 0; i < 2; i++) {
