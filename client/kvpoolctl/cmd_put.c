@@ -223,6 +223,7 @@ static int put_rows(struct put *put) {
   const char *name = put->arguments->name;
   const kvpool_session_options session = {.size_bytes = sizeof session,
                                           .name = name == NULL ? "kvpoolctl-put" : name,
+                                          .namespace_name = kvpool_pool_namespace(put->target.pool),
                                           .on_event = on_event,
                                           .context = put};
   kvpool_error error;
