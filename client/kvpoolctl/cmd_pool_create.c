@@ -133,7 +133,7 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
     return region_take(value, &create->regions[spec->region_count++]);
   case option_namespace:
     spec->namespace_name = value;
-    return value[0] == '\0' ? kvp_ctl_take_failed(&kvp_ctl_pool_create, "--namespace is empty") : 0;
+    return 0;
   case ARGP_KEY_ARG:
     if (state->arg_num > 0) {
       return ARGP_ERR_UNKNOWN;

@@ -108,7 +108,7 @@ def test_examples_of_help_can_be_copied(tool):
     (["pool", "create", "p", "--region", "name=a,colour=red"], "'colour"),
     (["pool", "create", "p", "--region", "name=a,format=v41,layers=two"], "layers=two"),
     (["pool", "create", "p", "--kind", "round"], "--kind round"),
-    (["pool", "create", "p", "--namespace", ""], "--namespace is empty"),
+    (["pool", "create", "p", "--namespace", ""], "--namespace: its value is empty"),
     (["put", "p/kv"], "FILE"),
     (["get", "p/kv", "f"], "which records"),
     (["get", "p/kv", "f", "--slots", "3-1"], "--slots 3-1"),
@@ -297,6 +297,8 @@ def test_a_pool_of_a_namespace(client, tool, pool_name, tmp_path):
     process, put = put_held(tool, f"{pool_name}/kv", tmp_path / "rows.npy")
     assert next(s for s in client.list_sessions() if s.session_id == put["session_id"]).namespace == "tenant-a"
     end_held(process)
+    text, hint = tool.refused("put", f"{pool_name}/kv", tmp_path / "rows.npy", "--namespace", "tenant-b")
+    assert "'tenant-a'" in text and "'tenant-b'" in text and "--namespace" in hint
     client.delete_pool(made.pool_id)
 
 

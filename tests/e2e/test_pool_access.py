@@ -1,18 +1,22 @@
 """Whose sessions may have a pool's blocks, and whose workers may map it: a pool with a namespace is that one's, one
 without is never both mapped and used by two."""
+import os
+import signal
+
 import numpy as np
 import pytest
 
 from support.attach_ring import DONE, REFUSED, Ring, zero_blocks
 from support.attach_wire import Attachment, Refused, close_chunks
-from support.catalogue import V41, Geometry
-from support.device import DEVICE, ON_GPU
-from support.errors import GRPC_CODE_OF, RpcFailure, StepFailure
-from support.libkvpool import kvpool
+from support.catalogue import V41
 from support.client import Step
+from support.device import DEVICE, ON_GPU
+from support.errors import GRPC_CODE_OF, STATUS_MAP, RpcFailure, StepFailure
+from support.libkvpool import kvpool
+from support.process import wait_until
 from support.stubs import pb
 from support.traffic import random_rows
-from support.worker import BLOCKS, KV, TOKENS, lane_of
+from support.worker import BLOCKS, KV, TOKENS
 
 DENIED = "permission_denied"
 
@@ -92,8 +96,8 @@ def test_a_pool_tells_its_namespace(client, make_pool):
 
 @pytest.mark.parametrize("other", ["tenant-b", "", "tenant"])
 def test_only_its_own_sessions_have_its_blocks(client, sessions, make_pool, other):
-    pool, region = make_pool("tenant-a"), pb.RegionRef()
-    region.pool_id = pool.pool_id
+    pool = make_pool("tenant-a")
+    region = pb.RegionRef(pool_id=pool.pool_id)
     owner, stranger = sessions("tenant-a"), sessions(other)
     names = ("tenant-a", other or "default")
     before = client.pool(pool.pool_id).free_blocks
@@ -125,7 +129,7 @@ def test_steps_name_the_op(sessions, make_pool):
     owner.run(Step().zero_blocks(foreign.pool_id, blocks))
 
 
-def test_only_its_own_workers_map_it(client, sessions, make_pool, attach):
+def test_only_its_own_workers_map_it(sessions, make_pool, attach):
     """A ring's steps are refused by the owner table: its session has no block of the pool."""
     pool = make_pool("tenant-a")
     owner, stranger = sessions("tenant-a"), sessions("tenant-b")
@@ -133,14 +137,14 @@ def test_only_its_own_workers_map_it(client, sessions, make_pool, attach):
     worker = attach(stranger)
     denied(lambda: map_of(worker, pool), pool, "tenant-a", "tenant-b")
     ring = Ring(worker.shared)
-    ring.submit(1, zero_blocks(pool.pool_id, blocks, owner.epoch))
-    refused = ring.wait(1, REFUSED)
-    assert refused is not None
+    ring.post(1, 1, zero_blocks(pool.pool_id, blocks, owner.epoch))
+    refused = ring.wait(1)
+    assert refused.kind == REFUSED and STATUS_MAP[refused.error.status][0] == "not_owner"
     own = attach(owner)
     assert map_of(own, pool) == pool.pool_id
     ring = Ring(own.shared)
-    ring.submit(1, zero_blocks(pool.pool_id, blocks, owner.epoch))
-    ring.wait(1, DONE)
+    ring.post(1, 1, zero_blocks(pool.pool_id, blocks, owner.epoch))
+    assert ring.wait(1).kind == DONE
 
 
 def test_operators_look_into_every_pool(client, sessions, make_pool):
@@ -219,11 +223,30 @@ def test_what_was_refused_is_no_use(sessions, make_pool, attach):
     one, other = sessions("tenant-a"), sessions("tenant-b")
     with pytest.raises(RpcFailure) as caught:
         one.allocate(pool.pool_id, BLOCKS + 1)
-    assert caught.value.status == "no_free_blocks"
+    assert caught.value.status == "out_of_blocks"
     other.allocate(pool.pool_id, 1)
     with pytest.raises(RpcFailure):
         one.allocate(pool.pool_id, BLOCKS)
     assert map_of(attach(other), pool) == pool.pool_id
+
+
+def test_blocks_on_their_way_count(start_daemon):
+    """While tenant-b's are being zeroed, tenant-a, which alone had blocks until now, maps the pool no more."""
+    client = start_daemon().client()
+    pool = client.create_pool("main", TOKENS, 4, [KV])
+    one, other = (client.open_session(name, namespace=name) for name in ("tenant-a", "tenant-b"))
+    one.free(pool.pool_id, one.allocate(pool.pool_id, 2))
+    executor = client.device().executor_pid
+    with Attachment(client.info().attach_socket, one.ref, DEVICE) as worker:
+        os.kill(executor, signal.SIGSTOP)
+        call = client.rpc.AllocateBlocks.future(
+            pb.AllocateBlocksRequest(session=other.ref, pool_id=pool.pool_id, count=2))
+        wait_until(lambda: client.pool(pool.pool_id).leased_blocks == 2, "the blocks")
+        assert not call.done()
+        denied(lambda: map_of(worker, pool), pool, "tenant-a")
+        os.kill(executor, signal.SIGCONT)
+        assert len(call.result(60).blocks) == 8
+        denied(lambda: map_of(worker, pool), pool, "tenant-a")
 
 
 # ---- the Python package --------------------------------------------------------------------------------------------
