@@ -182,6 +182,7 @@ static void on_buffer_made(void *context, struct kvp_buffer *buffer, const struc
   struct kvp_attachment *attachment = context;
   if (buffer != NULL) {
     buffer->attachment = attachment;
+    buffer->attachment_id = attachment->id;
     attachment->buffers++;
   }
   if (attachment->state == KVP_ATTACHMENT_ENDING) {

@@ -37,7 +37,7 @@ static void buffer_free(struct kvp_buffer *buffer) {
 }
 
 static void buffer_detach(const struct kvp_buffer *buffer, kvp_link_result_fn result, void *context) {
-  struct kvp_control_buffer body = {.buffer_id = buffer->id};
+  struct kvp_control_buffer body = {.buffer_id = buffer->id, .attachment_id = buffer->attachment_id};
   kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_DETACH, &body, sizeof body, NULL, 0, NULL,
                             result, context);
 }
