@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "proto/control_wire.h"
+#include "proto/failpoint.h"
 #include "proto/fd_socket.h"
 #include "server/executor/memories.h"
 #include "server/log.h"
@@ -58,6 +59,7 @@ static enum kvp_status memory_create(struct kvp_control *control, struct kvp_err
   if (status != KVP_OK) {
     return status;
   }
+  KVP_FAILPOINT("executor.memory_made");
   chunks_send(control, control->message.request, request.memory_id, request.bytes, fds);
   /* The mapping keeps the memory; the descriptors are the supervisor's now. */
   for (uint32_t i = 0; i < kvp_memory_chunk_count(request.bytes); i++) {
@@ -159,6 +161,7 @@ static enum kvp_status buffer_attach(struct kvp_control *control, struct kvp_err
     free(buffer);
     return status;
   }
+  KVP_FAILPOINT("executor.buffer_attaching");
   struct kvp_object_change change = {.kind = KVP_ADD_BUFFER, .buffer = buffer};
   status = kvp_server_change(control->server, &change);
   if (status != KVP_OK) {
@@ -185,6 +188,7 @@ static enum kvp_status ring_attach(struct kvp_control *control, struct kvp_error
   (void)close(control->message.fds[KVP_CONTROL_RING_FD_RING]); /* mapped */
   (void)close(control->message.fds[KVP_CONTROL_RING_FD_TIMELINES]);
   control->message.fd_count = 0;
+  KVP_FAILPOINT("executor.ring_attaching");
   struct kvp_object_change change = {.kind = KVP_ADD_RING, .ring = ring};
   enum kvp_status status = kvp_server_change(control->server, &change);
   if (status != KVP_OK) {

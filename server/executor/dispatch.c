@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "proto/failpoint.h"
 #include "server/executor/clock.h"
 #include "server/executor/replay.h"
 #include "server/executor/ring_timelines.h"
@@ -291,6 +292,7 @@ static bool first_launch(struct kvp_dispatch *dispatch, struct kvp_queue *queue)
     stream_lend(dispatch, queue);
   }
   stream_push(stream, kvp_queues_take(&dispatch->queues));
+  KVP_FAILPOINT("executor.leg_launched");
   return true;
 }
 

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 
+#include "proto/failpoint.h"
 #include "server/executor/clock.h"
 #include "server/executor/refusal.h"
 #include "server/log.h"
@@ -66,7 +67,9 @@ static void step_end(struct kvp_service *service, struct kvp_step *step) {
   kvp_compressed_parts_finish(&service->intake.compressed, step);
   kvp_fences_step_ended(&service->fences, step);
   step->ring->accepted_count--;
+  KVP_FAILPOINT("executor.step_ended");
   finished_post(service, step);
+  KVP_FAILPOINT("executor.completion_posted");
 }
 
 static void fences_look(struct kvp_service *service) {
@@ -91,6 +94,7 @@ static void buffer_remove(struct kvp_service *service, struct kvp_object_change 
   assert(status == KVP_OK);
   (void)status;
   kvp_compressed_parts_forget_buffer(&service->intake.compressed, change->buffer);
+  KVP_FAILPOINT("executor.buffer_removed");
 }
 
 static bool removal_is_awaiting(const struct kvp_object_change *change) {
@@ -117,6 +121,7 @@ static bool removal_is_due(const struct kvp_object_change *change) {
 static void removal_finish(struct kvp_service *service, struct kvp_object_change *change) {
   if (change->kind == KVP_REMOVE_RING) {
     kvp_ring_timelines_poison_all(&change->ring->timelines); /* nobody waits for what won't come */
+    KVP_FAILPOINT("executor.ring_poisoned");
     kvp_ring_set_remove(&service->rings, change->ring);
   }
 }
@@ -386,6 +391,7 @@ static void step_take(struct kvp_service *service, struct kvp_served_ring *ring,
     no_memory(service, "step_bytes", record->payload_bytes);
     return;
   }
+  KVP_FAILPOINT("executor.step_taken");
   step->tag = record->tag;
   step->ring = ring;
   step->timelines = &ring->timelines;
@@ -409,6 +415,7 @@ static void step_take(struct kvp_service *service, struct kvp_served_ring *ring,
     return;
   }
   step_accept(service, ring, step);
+  KVP_FAILPOINT("executor.step_accepted");
   kvp_outbox_checked(&ring->outbox, step);
   kvp_dispatch_submit(&service->dispatch, queue, step);
 }
