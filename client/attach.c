@@ -14,6 +14,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/failpoint.h"
+
 #define DEFAULT_SOCKET "/run/kvpoold/kvpoold.attach.sock"
 
 static const uint64_t glance_ns = 1000000;
@@ -307,6 +309,7 @@ static kvpool_status request_receive(kvpool_attachment *attachment, uint64_t dea
     } else if (message->request != attachment->asked) {
       notice_take(attachment, message);
     } else if (message->kind == KVP_ATTACH_RESULT) {
+      KVP_FAILPOINT("worker.request_answered");
       kvpool_status result = message_error(message, status == KVPOOL_OK ? error : NULL);
       message_close(message);
       attachment->asked = 0;
@@ -345,6 +348,7 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
   if (status != KVPOOL_OK) {
     return status;
   }
+  KVP_FAILPOINT("worker.request_sent");
   attachment->asked = attachment->last_request;
   attachment->asked_buffer_id = 0;
   status = request_receive(attachment, deadline_ns, on_part, context, error);
@@ -461,12 +465,14 @@ static kvpool_status attachment_greet(kvpool_attachment *attachment, const kvpoo
   (void)snprintf(hello.device, sizeof hello.device, "%s", options->device == NULL ? "" : options->device);
   kvpool_status status = socket_connect(attachment, error);
   if (status == KVPOOL_OK) {
+    KVP_FAILPOINT("worker.connected");
     const struct kvp_attach_request request = {
         .kind = KVP_ATTACH_ATTACH, .body = &hello, .body_bytes = sizeof hello, .fd = -1};
     const uint64_t deadline_ns = kvp_now_ns() + (uint64_t)attachment->timeout_ms * 1000000;
     status = request_send(attachment, &request, deadline_ns, error);
   }
   explicit_bzero(hello.secret, sizeof hello.secret);
+  KVP_FAILPOINT("worker.greeted");
   return status == KVPOOL_OK ? welcome_receive(attachment, error) : status;
 }
 
@@ -495,6 +501,7 @@ kvpool_status kvpool_attach(const kvpool_attach_options *options, kvpool_attachm
     kvpool_detach(attachment);
     return status;
   }
+  KVP_FAILPOINT("worker.attached");
   *out = attachment;
   return KVPOOL_OK;
 }
@@ -506,6 +513,7 @@ void kvpool_detach(kvpool_attachment *attachment) {
   kvpool_error error;
   (void)kvp_fail(&error, KVPOOL_CANCELLED, "the attachment has been given up by kvpool_detach");
   kvp_attachment_end(attachment, &error);
+  KVP_FAILPOINT("worker.detaching");
   if (attachment->socket >= 0) {
     if (attachment->pid == getpid()) {
       (void)shutdown(attachment->socket, SHUT_RDWR); /* a child of a fork may still hold it */

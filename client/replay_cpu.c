@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "client/replay.h"
+#include "proto/failpoint.h"
 
 static const long pause_ns = 20000;
 
@@ -98,9 +99,11 @@ static kvpool_status cpu_point(kvpool_replay *replay, void *stream, uint32_t sig
   (void)stream;
   (void)error;
   if (signal != 0) {
+    KVP_FAILPOINT("worker.replay_begun");
     word_set(word_of(replay->start), *replay->base + signal);
   }
   if (wait != 0) {
+    KVP_FAILPOINT("worker.replay_waits");
     point_wait(replay, wait);
   }
   return KVPOOL_OK;
