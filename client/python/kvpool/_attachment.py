@@ -483,7 +483,7 @@ class MappedBuffer(BufferBase):
     """Memory that daemon and worker share, writable here."""
 
     def __init__(self, attachment, call, *arguments):
-        super().__init__(attachment.turn.drop, call, attachment.handle, *arguments)
+        super().__init__(attachment.turn, call, attachment.handle, *arguments)
         self.attachment = attachment
 
     def release(self):

@@ -68,7 +68,8 @@ class Client(Owned):
             for key, value in region.items():
                 setattr(spec, key, value)
         devices = (c_char_p * max(len(placements), 1))(*(text("placements", device) for device in placements))
-        spec = PoolSpec(text("name", name), kind, block_size, num_blocks, devices, len(placements), specs, len(regions))
+        text("name", name)
+        spec = PoolSpec(name, kind, block_size, num_blocks, devices, len(placements), specs, len(regions))
         return Pool(self, library.pool_create, byref(spec))
 
     def open_session(self, name=None, namespace=None, blocks_max=0, on_event=None):
@@ -319,9 +320,9 @@ def _address_of(data):
 class BufferBase(Owned):
     """Memory of a session's that steps use."""
 
-    def __init__(self, drop, call, *arguments):
-        """drop: what is done with its Hold when nobody has the buffer; None: it is released at once."""
-        self._make(FallibleHold(library.buffer_release, drop), call, *arguments)
+    def __init__(self, turns, call, *arguments):
+        """turns: as a Hold has them."""
+        self._make(FallibleHold(library.buffer_release, turns), call, *arguments)
         self.id, self.bytes = library.buffer_id(self.handle), library.buffer_bytes(self.handle)
 
     def view(self, rows, row_bytes, offset_bytes=0, row_stride_bytes=0):

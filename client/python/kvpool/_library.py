@@ -1,4 +1,5 @@
 """libkvpool, loaded once: its structs and the types of its functions, as kvpool.h and worker.h declare them."""
+import collections
 import ctypes
 import ctypes.util
 import os
@@ -411,44 +412,73 @@ def _release(pid, release, *arguments):
         release(*arguments)
 
 
+_gone = collections.deque()  # of holds and watches: what nobody has any more
+_watches = {}  # by the id of their hold
+
+
+def give_back_gone(gone):
+    """Whoever is interrupted here leaves the rest, and what it was at, to the next."""
+    while gone:
+        first = gone[0]
+        first.give_back()
+        if gone and gone[0] is first:
+            gone.popleft()
+
+
 class Hold(HANDLE):
     """A handle, to be given back once. It is there before the call that writes the handle into it: whatever a signal
-    handler raises, and wherever, the handle is somebody's. Between what is looked at and what is done Python runs no
-    handler where no call of Python's stands."""
+    handler raises, and wherever, the handle is somebody's. Handlers run behind calls and at the begin of functions of
+    Python's; where no handle may get lost there is none between two lines."""
 
     _release = None
 
-    def __init__(self, release, *arguments, drop=None):
-        """release(handle, *arguments): a function of C's. drop(self): what is done when nobody has it any more."""
+    def __init__(self, release, *arguments, turns=None):
+        """release(handle, *arguments): a function of C's. turns: in one of which it is given back when it is gone."""
         super().__init__()
-        self._arguments, self._drop, self._pid = arguments, drop, os.getpid()
+        self._arguments, self._turns, self._pid = arguments, turns, os.getpid()
+        self._gone = _gone if turns is None else turns.gone
         self._release = release
 
     def give_back(self):
         """What the function returns; None when it has been given back, or is another process's."""
         if self._pid != os.getpid():
             return None
+        _watches.pop(id(self), None)
         handle, self.value = self.value, None
         return self._release(handle, *self._arguments) if handle is not None else None
 
+    def watch(self, owner):
+        """It is gone with its owner."""
+        watch = _Watch(owner, self._gone.append)
+        watch.hold = self
+        _watches[id(self)] = watch
+
     def drop(self):
-        if self._drop is None:
-            self.give_back()
-        else:
-            self._drop(self)
+        """Nobody has it any more."""
+        self._gone.append(self)
+        if self._turns is None or self._turns.is_over:
+            give_back_gone(self._gone)
 
     def __del__(self):
-        """The finalizer of what has it was interrupted, or there was none yet."""
+        """It never had an owner."""
         if self._release is not None and self.value is not None and self._pid == os.getpid():
             self.drop()
+
+
+class _Watch(weakref.ref):
+    """Tells that an owner is gone by C alone: a finalizer of Python's can be interrupted before its first line."""
+    __slots__ = ("hold",)
+
+    def give_back(self):
+        self.hold.give_back()
 
 
 class FallibleHold(Hold):
     """Of a release that can fail."""
 
-    def __init__(self, release, drop=None):
+    def __init__(self, release, turns=None):
         self._error = ErrorStruct()
-        super().__init__(release.c_function, byref(self._error), drop=drop)
+        super().__init__(release.c_function, byref(self._error), turns=turns)
 
     def give_back_or_raise(self):
         if self.give_back():
@@ -462,9 +492,11 @@ class Owned(OfProcess):
 
     def _make(self, hold, call, *arguments):
         """call(*arguments, out)"""
+        give_back_gone(_gone)
         call(*arguments, byref(hold))
         self._handle = hold
         self._finalizer = self._finalize(hold.drop)
+        hold.watch(self)
 
     @property
     def handle(self):

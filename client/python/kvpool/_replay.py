@@ -26,7 +26,7 @@ class Replay(Owned):
     def __init__(self, attachment, points, mode=AUTOMATIC, deadline_ms=0):
         options = ReplayOptions(ctypes.sizeof(ReplayOptions), mode, deadline_ms)
         self.attachment, self.points = attachment, points
-        attachment.turn(self._make, Hold(library.replay_destroy, drop=attachment.turn.drop), library.replay_new,
+        attachment.turn(self._make, Hold(library.replay_destroy, turns=attachment.turn), library.replay_new,
                         attachment.handle, points, byref(options))
         self.mode = library.replay_mode_get(self.handle)
 

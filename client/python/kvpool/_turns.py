@@ -4,7 +4,7 @@ import os
 import threading
 
 from ._errors import error_of_fork
-from ._library import OfProcess
+from ._library import OfProcess, give_back_gone
 
 
 class Turns(OfProcess):
@@ -22,8 +22,8 @@ class Turns(OfProcess):
         self._pid = os.getpid()
         self._lock, self._last = threading.RLock(), threading.RLock()
         self._own = threading.local()
-        self._dropped = collections.deque()
-        self._over = False
+        self.gone = collections.deque()  # of Hold
+        self.is_over = False
 
     def __call__(self, function, *arguments, **options):
         """What the function returns, when it is this thread's turn."""
@@ -40,24 +40,11 @@ class Turns(OfProcess):
             with before:
                 pass
             with self._lock:
-                self._give_back()
+                give_back_gone(self.gone)
                 return function(*arguments, **options)
-
-    def _give_back(self):
-        while self._dropped:
-            hold = self._dropped[0]
-            hold.give_back()
-            if self._dropped and self._dropped[0] is hold:
-                self._dropped.popleft()
-
-    def drop(self, hold):
-        if self._over:
-            hold.give_back()
-        else:
-            self._dropped.append(hold)
 
     def end(self, hold):
         """The attachment that it holds has no user any more; what was made by it is this process's alone."""
-        self._over = True
+        self.is_over = True
         hold.give_back()
-        self._give_back()
+        give_back_gone(self.gone)
