@@ -1,7 +1,6 @@
 """The other door: a worker on the daemon's host, its maps, buffers, steps and timelines."""
 import ctypes
 import functools
-import operator
 import os
 import time
 from ctypes import POINTER, byref, c_int, c_int64, c_uint32, c_uint64
@@ -323,12 +322,12 @@ class Word:
     """A word of the timelines. value: what stood in it when it was given out; its user counts up from there."""
 
     def __init__(self, attachment, index, value):
-        index = operator.index(index)
+        index = whole("index", index)
         if not 0 <= index < _WORDS:
             raise IndexError(f"word {index}, an attachment has {_WORDS}")
         self.attachment, self.index, self.value = attachment, index, value
 
-    def __int__(self):
+    def __index__(self):
         return self.index
 
     def __repr__(self):

@@ -2,7 +2,7 @@
 import ctypes
 import json
 import types
-from ctypes import byref, c_char_p, c_int64, c_uint8, c_uint64
+from ctypes import byref, c_char_p, c_uint8, c_uint64
 
 from ._errors import Error, Status, error_from
 from ._given import given, text, whole
@@ -95,7 +95,7 @@ class _PoolDescription:
     def region_index(self, region):
         """region: an index, or a name."""
         if not isinstance(region, str):
-            return whole("region", region, c_int64)
+            return whole("region", region)
         for index, info in enumerate(self.regions):
             if info["name"] == region:
                 return index

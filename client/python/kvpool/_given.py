@@ -18,15 +18,16 @@ _RANGES = {**{kind: _range_of(kind, True) for kind in (c_int, c_int32, c_int64)}
            **{kind: _range_of(kind, False) for kind in (c_uint8, c_uint32, c_uint64, c_size_t)}}
 
 
-def whole(name, value, kind):
-    """An int that C's type has."""
+def whole(name, value, kind=None):
+    """An int, that C's type has."""
     try:
-        number = operator.index(value)
+        number = value if type(value) is int else operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}, a whole number is wanted") from None
-    low, high = _RANGES[kind]
-    if not low <= number <= high:
-        raise OverflowError(f"{name} is {number}, not in [{low}, {high}]")
+    if kind is not None:
+        low, high = _RANGES[kind]
+        if not low <= number <= high:
+            raise OverflowError(f"{name} is {number}, not in [{low}, {high}]")
     return number
 
 
@@ -56,19 +57,14 @@ def given(name, value, kind):
 
 
 class Checked(ctypes.Structure):
-    """A struct whose fields are `given`."""
+    """A struct for C to read, whose fields are `given`."""
 
-    def __init__(self, *values, **named):
-        super().__init__()
-        if len(values) > len(self._fields_):
-            raise TypeError(f"{type(self).__name__} has {len(self._fields_)} fields, not {len(values)}")
-        for (name, *_), value in zip(self._fields_, values):
-            setattr(self, name, value)
-        for name, value in named.items():
-            setattr(self, name, value)
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        cls._kinds = dict(cls._fields_)
 
     def __setattr__(self, name, value):
-        kind = dict(self._fields_).get(name)
+        kind = self._kinds.get(name)
         if kind is None:
             raise AttributeError(f"a {type(self).__name__} has no {name!r}")
         super().__setattr__(name, given(name, value, kind))

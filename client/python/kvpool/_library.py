@@ -5,8 +5,8 @@ import ctypes.util
 import os
 import threading
 import weakref
-from ctypes import (CFUNCTYPE, POINTER, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t,
-                    c_uint8, c_uint32, c_uint64, c_void_p)
+from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int32,
+                    c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p)
 
 from ._errors import error_from, error_of_fork
 from ._given import TEXT, Checked, given
@@ -16,7 +16,7 @@ STATUS = c_int
 NAME = c_char * 64
 
 
-class ErrorStruct(Checked):
+class ErrorStruct(Structure):
     _fields_ = [("status", c_int), ("op", c_int32), ("position", c_int64), ("value", c_int64), ("array", c_char * 32),
                 ("text", c_char * 384)]
 
@@ -25,7 +25,7 @@ class ConnectOptions(Checked):
     _fields_ = [("size_bytes", c_size_t), ("timeout_ms", c_uint32), ("wait_until_serving", c_bool)]
 
 
-class DeviceInfo(Checked):
+class DeviceInfo(Structure):
     _fields_ = [("name", NAME), ("state", c_int), ("executor_pid", c_uint64), ("restarts", c_uint64),
                 ("memory_limit_bytes", c_uint64), ("pool_bytes", c_uint64), ("buffer_bytes", c_uint64),
                 ("steps_in_flight", c_uint64), ("steps_done", c_uint64), ("description", c_char * 256),
@@ -34,7 +34,7 @@ class DeviceInfo(Checked):
                 ("waiting_for", c_char * 384), ("ring_bytes", c_uint64)]
 
 
-class FormatInfo(Checked):
+class FormatInfo(Structure):
     _fields_ = [("name", NAME), ("quantized_dtype", c_char * 16), ("scale_format", c_char * 16),
                 ("quantized_elements", c_uint32), ("elements_per_scale", c_uint32), ("bf16_elements", c_uint32),
                 ("dequantize_on_load", c_bool), ("token_interleaved", c_bool), ("data_bytes", c_uint32),
@@ -53,14 +53,14 @@ class PoolSpec(Checked):
                 ("region_count", c_size_t)]
 
 
-class RegionInfo(Checked):
+class RegionInfo(Structure):
     _fields_ = [("name", NAME), ("format", NAME), ("note", c_char * 256), ("width", c_uint32),
                 ("compression_ratio", c_uint32), ("num_layers", c_uint32), ("tokens_per_block", c_uint32),
                 ("bytes_per_token", c_uint32), ("data_bytes", c_uint32), ("scale_bytes", c_uint32),
                 ("block_stride_bytes", c_uint64), ("layer_stride_bytes", c_uint64), ("region_bytes", c_uint64)]
 
 
-class SessionEvent(Checked):
+class SessionEvent(Structure):
     _fields_ = [("kind", c_int), ("device", c_char_p), ("pool_id", c_uint64), ("blocks", POINTER(c_int32)),
                 ("block_count", c_size_t), ("error", POINTER(ErrorStruct))]
 
@@ -105,14 +105,14 @@ class Matrix(Checked):
     _fields_ = [("view", POINTER(View)), ("array", c_uint32)]
 
 
-class OpReport(Checked):
+class OpReport(Structure):
     _fields_ = [(name, c_uint64) for name in (
         "rows_stored", "rows_loaded", "rows_skipped", "rows_rejected", "rows_nonfinite", "groups_saturated",
         "bytes_read", "bytes_written", "queued_ns", "started_ns", "finished_ns")] + [
             ("unchecked_arrays", c_bool), ("hazard_unchecked", c_bool), ("main_kv_offset", c_uint64)]
 
 
-class CompletionStruct(Checked):
+class CompletionStruct(Structure):
     _fields_ = [("step_id", c_uint64), ("accepted", c_bool), ("error", POINTER(ErrorStruct)),
                 ("reports", POINTER(OpReport)), ("report_count", c_size_t)]
 
@@ -134,13 +134,13 @@ class AttachOptions(Checked):
                 ("device", c_char_p), ("timeout_ms", c_uint32)]
 
 
-class AttachmentInfo(Checked):
+class AttachmentInfo(Structure):
     _fields_ = [("attachment_id", c_uint64), ("generation", c_uint64), ("epoch", c_uint64),
                 ("deadline_ns_max", c_uint64), ("steps_in_flight", c_uint32), ("mps", c_bool),
                 ("device_memory", c_bool), ("device", NAME), ("uuid", NAME)]
 
 
-class MappedRegionStruct(Checked):
+class MappedRegionStruct(Structure):
     _fields_ = [("base", c_void_p), ("memory_bytes", c_uint64), ("num_layers", c_uint32), ("num_blocks", c_uint32),
                 ("tokens_per_block", c_uint32), ("bytes_per_token", c_uint32), ("data_bytes", c_uint32),
                 ("scale_bytes", c_uint32), ("layer_stride_bytes", c_uint64), ("block_stride_bytes", c_uint64),

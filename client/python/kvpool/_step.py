@@ -114,6 +114,9 @@ class Step(Owned):
     def _number(self, values):
         return values if isinstance(values, int) else self.array(values)
 
+    def _array_of_op(self, name, values):
+        return c_uint32(whole(name, self._number(values), c_uint32))
+
     def _add(self, call, *arguments):
         call(self.handle, *arguments)
         self.op_count += 1
@@ -183,9 +186,9 @@ class Step(Owned):
         if source is not None:
             struct.source.contents = source.struct
         if gather is not None:
-            struct.gather.contents = c_uint32(self._number(gather))
+            struct.gather.contents = self._array_of_op("gather", gather)
         if store_slots is not None:
-            struct.store_slots.contents = c_uint32(self._number(store_slots))
+            struct.store_slots.contents = self._array_of_op("store_slots", store_slots)
         if layer is not None:
             struct.layer.contents = layer.struct
         return struct
@@ -273,11 +276,11 @@ class Step(Owned):
     def wait(self, word, value):
         """The op added last begins when the word has reached the post's base + value; ops behind it wait with it. A word
         that is poisoned, or the post's deadline, fails the step."""
-        library.step_set_wait(self.handle, int(word), value)
+        library.step_set_wait(self.handle, word, value)
         return self
 
     def signal(self, word, value):
         """When the op added last, and all before it, are done the word, one of EXECUTOR's, becomes the post's base + value.
         A word's values must not go down; of a step that fails, signals not given are poisoned."""
-        library.step_set_signal(self.handle, int(word), value)
+        library.step_set_signal(self.handle, word, value)
         return self
