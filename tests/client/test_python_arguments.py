@@ -1,5 +1,5 @@
-"""What the Python package takes: numbers that C's types have and text without a NUL, told by their names; tickets; and what
-its help says."""
+"""What the Python package takes: numbers that C's types have and text without a NUL, told by their names; tickets; and
+what its help says."""
 import ctypes
 import inspect
 import json
@@ -10,7 +10,7 @@ import pytest
 
 from support.device import DEVICE, ON_GPU
 from support.libkvpool import kvpool
-from support.worker_fixtures import blocks, pool, scheduler, session, worker  # noqa: F401 fixtures
+from support.worker_fixtures import blocks, pool, scheduler, session, worker  # fixtures
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="arguments are the same")
 
@@ -22,7 +22,7 @@ U32, U64, I32, I64 = (0, 2**32), (0, 2**64), (-2**31, 2**31), (-2**63, 2**63)  #
 class Things:
     """One of each whose methods take numbers."""
 
-    def __init__(self, scheduler, session, pool, worker):  # noqa: F811
+    def __init__(self, scheduler, session, pool, worker):
         self.client, self.session, self.pool, self.worker = scheduler, session, pool, worker
         self.mapped, self.buffer = worker.map_pool(pool.name), worker.create_buffer(1 << 16)
         self.remote, self.word = session.create_buffer(4096), worker.new_word(kvpool.WORKER)
@@ -34,7 +34,7 @@ class Things:
 
 
 @pytest.fixture
-def t(scheduler, session, pool, blocks, worker):  # noqa: F811
+def t(scheduler, session, pool, blocks, worker):
     return Things(scheduler, session, pool, worker)
 
 
@@ -44,10 +44,10 @@ NUMBERS = [
     ("Client.create_pool", "block_size", U32, lambda t, n: t.client.create_pool("n", n, 1, REGIONS)),
     ("Client.create_pool", "num_blocks", U32, lambda t, n: t.client.create_pool("n", 64, n, REGIONS)),
     ("Client.create_pool", "kind", I32, lambda t, n: t.client.create_pool("n", 64, 1, REGIONS, kind=n)),
-    ("Client.create_pool", "num_layers", U32, lambda t, n: t.client.create_pool("n", 64, 1, [{"name": "a", "num_layers": n}])),
-    ("Client.create_pool", "width", U32, lambda t, n: t.client.create_pool("n", 64, 1, [{"name": "a", "width": n}])),
+    ("Client.create_pool", "num_layers", U32, lambda t, n: t.client.create_pool("n", 64, 1, [{"num_layers": n}])),
+    ("Client.create_pool", "width", U32, lambda t, n: t.client.create_pool("n", 64, 1, [{"width": n}])),
     ("Client.create_pool", "compression_ratio", U32,
-     lambda t, n: t.client.create_pool("n", 64, 1, [{"name": "a", "compression_ratio": n}])),
+     lambda t, n: t.client.create_pool("n", 64, 1, [{"compression_ratio": n}])),
     ("Client.open_session", "blocks_max", U32, lambda t, n: t.client.open_session(blocks_max=n)),
     ("Pool.layer", "region", U32, lambda t, n: t.pool.layer(n)),
     ("Pool.layer", "layer", U32, lambda t, n: t.pool.layer(0, n)),
@@ -117,14 +117,17 @@ NUMBERS = [
     ("Step.assemble", "segments", U32, lambda t, n: t.step.assemble(t.view, compressed=(t.layer, n, 1))),
     ("Step.assemble", "reserved", U64, lambda t, n: t.step.assemble(t.view, chunk={"reserved": n})),
     ("Step.assemble", "gather", U32, lambda t, n: t.step.assemble(t.view, chunk={"source": t.view, "gather": n})),
-    ("Step.assemble", "store_slots", U32, lambda t, n: t.step.assemble(t.view, chunk={"source": t.view, "store_slots": n})),
+    ("Step.assemble", "store_slots", U32,
+     lambda t, n: t.step.assemble(t.view, chunk={"source": t.view, "store_slots": n})),
     ("Step.fused_store", "slots", U32, lambda t, n: t.step.fused_store(t.layer, t.view, t.view, 1e-6, n, t.positions)),
     ("Step.fused_store", "positions", U32, lambda t, n: t.step.fused_store(t.layer, t.view, t.view, 1e-6, t.slots, n)),
     ("Step.fused_store", "rope_offset", U32, lambda t, n: t.step.fused_store(t.layer, t.view, t.view, 1e-6, t.slots,
                                                                              t.positions, rope_offset=n)),
-    ("Step.convert_kv_index", "table_columns", U32, lambda t, n: t.step.convert_kv_index(t.layer, t.view, [0], n, [0], 1)),
+    ("Step.convert_kv_index", "table_columns", U32,
+     lambda t, n: t.step.convert_kv_index(t.layer, t.view, [0], n, [0], 1)),
     ("Step.convert_kv_index", "queries", U32, lambda t, n: t.step.convert_kv_index(t.layer, t.view, [0], 1, [0], n)),
-    ("Step.convert_kv_index", "array", U32, lambda t, n: t.step.convert_kv_index(t.layer, n, [0], 1, [0], 1, t.view)),
+    ("Step.convert_kv_index", "array", U32,
+     lambda t, n: t.step.convert_kv_index(t.layer, n, [0], 1, [0], 1, t.view)),
     ("Step.swa_index_decode", "window", U32, lambda t, n: t.step.swa_index_decode(t.layer, [[0, 1]], n, t.view)),
     ("Step.expand_swa_index", "width", U32, lambda t, n: t.step.expand_swa_index([[0, 1, 0, 0]], n, t.view)),
     ("Step.kv_index_cat", "left_columns", U32, lambda t, n: t.step.kv_index_cat(None, n, None, 0, 0, t.view)),
@@ -167,7 +170,7 @@ NUMBERS = [
     ("plan.mirror_reverse", "ranks", U32, lambda t, n: kvpool.plan.mirror_reverse([1], n)),
 ]
 
-# Numbers that C isn't given, or that are refused for another reason before.
+# Numbers that C isn't given, or that are refused for another reason before they are.
 ELSEWHERE = {
     ("Session.allocate", "count"), ("Session.load_rows", "row_bytes"), ("Attachment.wait", "timeout_ms"),
     ("Word.wait", "timeout_ms"), ("Pool.region", "region"), ("PoolMap.region", "region"), ("Pool.region_index", "region"),
@@ -180,7 +183,7 @@ NOT_ONLY_NUMBERS = {"array", "blocks", "gather", "layer", "pairs", "positions", 
 
 @pytest.mark.parametrize("what, name, bounds, call", NUMBERS, ids=[f"{what} {name}" for what, name, *_ in NUMBERS])
 def test_numbers(t, what, name, bounds, call):
-    """The first on either side that C's type hasn't, what would be a good one modulo 2^32 or 2^64, and no whole number."""
+    """The first on either side that C's type hasn't, what would be good modulo 2^32 or 2^64, and no whole number."""
     low, high = bounds
     for number in (low - 1, high, high + 8, low - 2**64, 2**200):
         with pytest.raises(OverflowError) as caught:
@@ -338,7 +341,7 @@ def test_regions_of_a_pool_that_is_not_mapped(t):
         t.pool.region("x")
 
 
-def test_fewer_slots_than_rows(t, blocks):  # noqa: F811
+def test_fewer_slots_than_rows(t, blocks):
     """By contract: rows behind the slots, as of a padded batch, are ignored. More slots than rows are refused."""
     step = t.worker.step()
     first = int(blocks[0]) * 64

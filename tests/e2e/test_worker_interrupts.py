@@ -10,7 +10,7 @@ import pytest
 from support.device import DEVICE, ON_GPU
 from support.libkvpool import environment, kvpool
 from support.process import wait_until
-from support.worker_fixtures import blocks, pool, scheduler, session, worker  # noqa: F401 fixtures
+from support.worker_fixtures import blocks, pool, scheduler, session, worker  # fixtures
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="handles are the host's")
 
@@ -43,7 +43,7 @@ def interrupted(monkeypatch):
     return run
 
 
-def session_info(client, session):  # noqa: F811
+def session_info(client, session):
     return next(found for found in client.list_sessions() if found.session_id == session.id)
 
 
@@ -52,7 +52,7 @@ def session_info(client, session):  # noqa: F811
     ("replay_new", lambda worker: kvpool.Replay(worker, 3, kvpool.ONE_LAUNCH)),
     ("buffer_id", lambda worker: worker.create_buffer(4096)),
     ("replay_mode_get", lambda worker: kvpool.Replay(worker, 3, kvpool.ONE_LAUNCH))])
-def test_the_daemon_s_memory(client, session, worker, interrupted, call, make):  # noqa: F811
+def test_the_daemon_s_memory(client, session, worker, interrupted, call, make):
     """Given back in the next turn."""
     for _ in range(3):
         interrupted(call, lambda: make(worker))
@@ -61,7 +61,7 @@ def test_the_daemon_s_memory(client, session, worker, interrupted, call, make): 
     assert session_info(client, session).buffers == 0
 
 
-def test_the_scheduler_s_handles(client, scheduler, session, interrupted):  # noqa: F811
+def test_the_scheduler_s_handles(client, scheduler, session, interrupted):
     interrupted("buffer_create", lambda: session.create_buffer(4096))
     gc.collect()
     assert session_info(client, session).buffers == 0
@@ -74,14 +74,14 @@ def test_the_scheduler_s_handles(client, scheduler, session, interrupted):  # no
     wait_until(lambda: session_info(client, session).queues == 0, "the queue goes")
 
 
-def test_an_attachment(client, session, interrupted):  # noqa: F811
+def test_an_attachment(client, session, interrupted):
     for call in ("attach", "attachment_step_new", "attachment_saw_epoch", "attachment_dl_device"):
         interrupted(call, lambda: kvpool.attach(session.ticket(DEVICE)))
     gc.collect()
     wait_until(lambda: len(session_info(client, session).attachments) == 0, "the attachments go")
 
 
-def test_maps_words_and_descriptors(pool, worker, interrupted):  # noqa: F811
+def test_maps_words_and_descriptors(pool, worker, interrupted):
     def mapped():
         with open("/proc/self/maps") as maps:
             return sum(f"kvpool:{pool.name}:" in line for line in maps)
@@ -99,7 +99,7 @@ def test_maps_words_and_descriptors(pool, worker, interrupted):  # noqa: F811
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_completion_is_told_once(worker, pool, blocks, interrupted):  # noqa: F811
+def test_a_completion_is_told_once(worker, pool, blocks, interrupted):
     """By the next poll, when an exception came behind the call that told it."""
     step = worker.step().zero_blocks(worker.map_pool(pool.name, kvpool.NOTHING), blocks)
     step_id = worker.post(step)
@@ -113,7 +113,7 @@ def test_a_completion_is_told_once(worker, pool, blocks, interrupted):  # noqa: 
     assert worker.poll() is None and worker.info()["steps_in_flight"] == 0
 
 
-def test_a_handler_polls(worker, pool, blocks, monkeypatch):  # noqa: F811
+def test_a_handler_polls(worker, pool, blocks, monkeypatch):
     """What the interrupted call was told is kept first: both steps are told once."""
     step = worker.step().zero_blocks(worker.map_pool(pool.name, kvpool.NOTHING), blocks)
     posted = [worker.post(step) for _ in range(4)]
@@ -174,7 +174,7 @@ sys.stdin.readline()
 """
 
 
-def test_many_interrupts(client, session, pool, blocks):  # noqa: F811
+def test_many_interrupts(client, session, pool, blocks):
     """Wherever they come: no buffer but the one that is kept, no step, and another thread has its turn."""
     process = subprocess.Popen([sys.executable, "-c", STORM, pool.name, str(blocks[0])], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True, env=environment())

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from support.device import DEVICE, ON_GPU
-from support.libkvpool import environment, kvpool  # noqa: F401
-from support.worker_fixtures import blocks, pool, scheduler, session  # noqa: F401 fixtures
+from support.libkvpool import environment
+from support.worker_fixtures import blocks, pool, scheduler, session  # fixtures
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="threads are the host's")
 
@@ -90,7 +90,7 @@ def loop(make, count):
 threads = [threading.Thread(target=loop, args=(globals()[name], -1)) for name in others]
 for thread in threads:
     thread.start()
-loop(run, 500)
+loop(run, 2000)
 done.set()
 for thread in threads:
     thread.join()
@@ -100,7 +100,7 @@ print(wrong, worker.poll(), worker.info()["steps_in_flight"])
 
 @pytest.mark.parametrize("others", [["run"], ["poll"], ["step"], ["steps_made"], ["buffers"], ["replays"], ["looks"],
                                     ["run", "run", "poll", "buffers", "replays", "looks"]], ids=" ".join)
-def test_a_thread_runs_while_others_call(session, pool, blocks, others):  # noqa: F811
+def test_a_thread_runs_while_others_call(session, pool, blocks, others):
     told = run_program(TOGETHER, pool.name, blocks[0], *others, given=session.ticket(DEVICE).to_json())
     assert told == "[] None 0\n"
 
@@ -131,7 +131,7 @@ print(sorted(ended))
 """
 
 
-def test_a_thread_detaches_while_others_call(session, pool, blocks):  # noqa: F811
+def test_a_thread_detaches_while_others_call(session, pool, blocks):
     told = run_program(DETACHED, pool.name, blocks[0], given=session.ticket(DEVICE).to_json())
     assert told == "['CANCELLED', 'CANCELLED', 'CANCELLED']\n"
 

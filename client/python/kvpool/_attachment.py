@@ -91,8 +91,9 @@ class Attachment(OfProcess):
         """Its ring, its steps and the buffers that it made are gone; the session goes on. Arrays stay mapped. In a child
         of a fork: the child's copy of the socket, without which the daemon would miss its parent's death."""
         if not self._is_here():
-            if self._finalizer.detach() is not None:
-                library.detach(self._handle)
+            handle, self._hold.value = self._hold.value, None
+            if handle is not None:
+                library.detach(handle)
             return
         self.turn(self.turn.end, self._hold)
 
