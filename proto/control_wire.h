@@ -28,7 +28,7 @@ enum kvp_control_kind {
   KVP_CONTROL_POOL_ATTACH = 5,    /* kvp_control_pool; fd: owner table */
   KVP_CONTROL_POOL_DETACH = 6,    /* kvp_control_pool (pool_id) */
   KVP_CONTROL_BUFFER_ATTACH = 7,  /* kvp_control_buffer */
-  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id); also waits for what its session's rings hold */
+  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id, attachment_id) */
   KVP_CONTROL_RING_ATTACH = 9,    /* kvp_control_ring; fds: enum kvp_control_ring_fd */
   KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
   KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
@@ -89,8 +89,9 @@ struct kvp_control_buffer {
   uint64_t buffer_id;
   uint64_t memory_id;
   uint64_t bytes;
-  uint32_t owner; /* session slot */
-  uint32_t flags; /* enum kvp_control_buffer_flag */
+  uint64_t attachment_id; /* to detach: what this worker's ring holds is taken first; 0: no worker's */
+  uint32_t owner;         /* session slot */
+  uint32_t flags;         /* enum kvp_control_buffer_flag */
 };
 
 enum kvp_control_buffer_flag {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/failpoint.h"
 #include "server/log.h"
 #include "server/supervisor/attachment_internal.h"
 #include "server/supervisor/daemon.h"
@@ -65,6 +66,7 @@ static void on_channel_closed(void *context) {
 
 static void on_detached(void *context, const struct kvp_error *error) {
   struct kvp_attachment *attachment = context;
+  KVP_FAILPOINT("daemon.ring_detached");
   (void)error; /* device_lost is as good, and so is a ring that it has not got: it writes no word any more */
   attachment->answers_owed--;
   ring_forget(attachment);
@@ -225,6 +227,7 @@ static void welcome(struct kvp_attachment *attachment) {
   kvp_attach_channel_send(&attachment->channel, first ? KVP_ATTACH_ATTACHED : KVP_ATTACH_DEVICE_RESTORED,
                           first ? attachment->hello_request : 0, &body, sizeof body, fds, kvp_attach_fd_count);
   kvp_attach_ring_shared(&attachment->ring);
+  KVP_FAILPOINT("daemon.attach_welcomed");
   kvp_attachment_look(attachment);
 }
 
@@ -266,6 +269,7 @@ enum kvp_status kvp_attachment_make_ring(struct kvp_attachment *attachment, stru
   attachment->answers_owed++;
   kvp_executor_link_request(device->link, KVP_CONTROL_RING_ATTACH, &body, sizeof body, fds, kvp_control_ring_fd_count,
                             NULL, on_ring_attached, attachment);
+  KVP_FAILPOINT("daemon.ring_made");
   return KVP_OK;
 }
 

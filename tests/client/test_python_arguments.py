@@ -173,8 +173,8 @@ NUMBERS = [
 # Numbers that C isn't given, or that are refused for another reason before they are.
 ELSEWHERE = {
     ("Session.allocate", "count"), ("Session.load_rows", "row_bytes"), ("Attachment.wait", "timeout_ms"),
-    ("Word.wait", "timeout_ms"), ("Pool.region", "region"), ("PoolMap.region", "region"), ("Pool.region_index", "region"),
-    ("PoolMap.region_index", "region"),
+    ("Word.wait", "timeout_ms"), ("Pool.region", "region"), ("PoolMap.region", "region"),
+    ("Pool.region_index", "region"), ("PoolMap.region_index", "region"),
 }
 # Of names in the table: what else has them are arrays, layers and the like.
 NOT_ONLY_NUMBERS = {"array", "blocks", "gather", "layer", "pairs", "positions", "region", "rows", "segments",

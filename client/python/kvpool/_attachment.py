@@ -125,8 +125,9 @@ class Attachment(OfProcess):
     @_in_turn
     def map_pool(self, name, access=READ):
         """A PoolMap. access: READ (a write faults the writer), READ_WRITE (for kernels of the worker's own: nothing
-        checks what they write), or NOTHING (geometry alone, enough for steps). It stays valid while executors come and go.
-        Raises kvpool.Error: UNKNOWN_POOL, WRONG_DEVICE (not placed on the attachment's), PERMISSION_DENIED."""
+        checks what they write), or NOTHING (geometry alone, enough for steps). It stays valid while executors come
+        and go. Raises kvpool.Error: UNKNOWN_POOL, WRONG_DEVICE (not placed on the attachment's), PERMISSION_DENIED
+        (it is, or was, another namespace's)."""
         return PoolMap(self, name, access)
 
     @_in_turn
@@ -305,8 +306,8 @@ class Attachment(OfProcess):
 
     def new_word(self, writer):
         """A Word; writer: WORKER (this process signals) or EXECUTOR (steps signal). There are 512 of each, until
-        free(). When an executor has died the next one has new words, of both writers: what was given out stays given out, and
-        begins at 0 again."""
+        free(). When an executor has died the next one has new words, of both writers: what was given out stays given
+        out, and begins at 0 again."""
         if writer not in (WORKER, EXECUTOR):
             raise ValueError(f"writer {writer!r} is neither WORKER nor EXECUTOR")
         word, value = c_uint32(_WORDS), c_uint64()

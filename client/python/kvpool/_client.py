@@ -61,15 +61,16 @@ class Client(Owned):
         """An open handle of the pool of this name."""
         return Pool(self, library.pool_open, name)
 
-    def create_pool(self, name, block_size, num_blocks, regions, kind=PAGED, placements=()):
-        """An operator's right. regions: dicts of name, format, num_layers, and width, compression_ratio, note."""
+    def create_pool(self, name, block_size, num_blocks, regions, kind=PAGED, placements=(), namespace=None):
+        """An operator's right. regions: dicts of name, format, num_layers, and width, compression_ratio, note.
+        namespace: whose sessions alone may have its blocks and map it."""
         specs = (RegionSpec * max(len(regions), 1))()
         for spec, region in zip(specs, regions):
             for key, value in region.items():
                 setattr(spec, key, value)
         devices = (c_char_p * max(len(placements), 1))(*(text("placements", device) for device in placements))
         text("name", name)
-        spec = PoolSpec(name, kind, block_size, num_blocks, devices, len(placements), specs, len(regions))
+        spec = PoolSpec(name, kind, block_size, num_blocks, devices, len(placements), specs, len(regions), namespace)
         return Pool(self, library.pool_create, byref(spec))
 
     def open_session(self, name=None, namespace=None, blocks_max=0, on_event=None):
@@ -281,8 +282,8 @@ class Session(Owned):
         return Report(report)
 
     def load_rows(self, layer, segments, total_k, row_bytes, scale_bytes=0):
-        """(rows, scales, report): bytearrays of total_k * row_bytes and total_k * scale_bytes. segments: int32 [m, 4], as
-        Step.load's; rows that none covers are zero."""
+        """(rows, scales, report): bytearrays of total_k * row_bytes and total_k * scale_bytes. segments: int32 [m,
+        4], as Step.load's; rows that none covers are zero."""
         self._check_loaded(layer, row_bytes, scale_bytes)
         given_segments, report = Int32In(segments), OpReport()
         total_k = whole("total_k", total_k, c_uint64)

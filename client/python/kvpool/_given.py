@@ -1,5 +1,5 @@
-"""What is given to C: whole numbers that fit, and text without a NUL. ctypes by itself takes a number modulo 2^bits, and C
-a text up to its NUL."""
+"""What is given to C: whole numbers that fit, and text without a NUL. ctypes by itself takes a number modulo 2^bits,
+and C a text up to its NUL."""
 import ctypes
 import operator
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p

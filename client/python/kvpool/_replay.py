@@ -31,8 +31,8 @@ class Replay(Owned):
         self.mode = library.replay_mode_get(self.handle)
 
     def destroy(self):
-        """No graph with its points runs, or is launched any more. Returns when the daemon has released its words, behind
-        the steps that use them, at most after the attachment's timeout; other threads' calls wait meanwhile."""
+        """No graph with its points runs, or is launched any more. Returns when the daemon has released its words,
+        behind the steps that use them, at most after the attachment's timeout; other threads' calls wait meanwhile."""
         if self._is_here():
             self.attachment.turn(self._give_back)
 

@@ -100,8 +100,9 @@ class Step(Owned):
         return self
 
     def array(self, values):
-        """values: int32 of any shape, copied, or a BufferArray. The number of a new array, for any op of this step: give
-        slots that all layers use once. OverflowError for a value that isn't int32, TypeError for what isn't whole."""
+        """values: int32 of any shape, copied, or a BufferArray. The number of a new array, for any op of this step:
+        give slots that all layers use once. OverflowError for a value that isn't int32, TypeError for what isn't
+        whole."""
         number = c_uint32()
         if isinstance(values, BufferArray):
             library.step_add_buffer_array(self.handle, values.buffer.handle, values.offset_bytes, values.count,
@@ -145,26 +146,28 @@ class Step(Owned):
     def load(self, layer, segments, total_k, out, out_scales=None, allow_store_before_load=False):
         """Rows of a layer as BF16, or an index format's codes.
 
-        segments    int32 [m, 4] = block (-1: zero rows), begin, end (tokens of the block), destination row; destinations
-                    lie in [0, total_k), apart.
-        out         [>= total_k, loaded_row_bytes of the format], written; rows that no segment covers keep what was there.
+        segments    int32 [m, 4] = block (-1: zero rows), begin, end (tokens of the block), destination row;
+                    destinations lie in [0, total_k), apart.
+        out         [>= total_k, loaded_row_bytes of the format], written; rows that no segment covers keep what was
+                    there.
         out_scales  [>= total_k, loaded_scale_bytes], of an index format alone.
-        allow_store_before_load  a ring's layer may be stored to by an op before this one in the step, in slots that this
-                    one reads, which is refused otherwise (HAZARD_STORE_BEFORE_LOAD)."""
+        allow_store_before_load  a ring's layer may be stored to by an op before this one in the step, in slots that
+                    this one reads, which is refused otherwise (HAZARD_STORE_BEFORE_LOAD)."""
         return self._add(library.step_add_load_flags, byref(layer.struct), self._number(segments), total_k,
                          byref(out.struct), _pointer(out_scales), bool(allow_store_before_load))
 
     def assemble(self, out, swa=None, chunk=None, compressed=None, allow_store_before_load=False):
-        """The key buffer of a prefill's attention: S rows of a sliding window's history, C new ones of this chunk, K of the
-        compressed cache, one behind the other. Each part may be absent. The report's main_kv_offset is S + C.
+        """The key buffer of a prefill's attention: S rows of a sliding window's history, C new ones of this chunk, K
+        of the compressed cache, one behind the other. Each part may be absent. The report's main_kv_offset is S + C.
 
         out         BF16 [>= S + C + K, elements], written, apart from all that is read.
-        swa         (layer of a ring pool, segments, S); segments as of a load, destinations count from the part's begin.
-        chunk       a dict: source, BF16 rows that are copied, or reserved=C, rows left alone that a fused_store later in
-                    the step fills by its cast_back; gather, int32 [C], row i is source row gather[i], -1 a zero row
-                    (without it C is source's rows); store_slots, int32 [C], where in the ring the rows go to after it was
-                    loaded; cast_back=True, rows as the ring's format would give them back; layer, the ring's, where there
-                    is no swa.
+        swa         (layer of a ring pool, segments, S); segments as of a load, destinations count from the part's
+                    begin.
+        chunk       a dict: source, BF16 rows that are copied, or reserved=C, rows left alone that a fused_store later
+                    in the step fills by its cast_back; gather, int32 [C], row i is source row gather[i], -1 a zero row
+                    (without it C is source's rows); store_slots, int32 [C], where in the ring the rows go to after it
+                    was loaded; cast_back=True, rows as the ring's format would give them back; layer, the ring's, where
+                    there is no swa.
         compressed  (layer, segments, K), or (layer, segments, K, True): an assemble before this one wrote the very same
                     rows, and they are not written again. INVALID_ARGUMENT where the daemon can't be sure of that.
         allow_store_before_load  as of a load."""
@@ -239,8 +242,8 @@ class Step(Owned):
         """The slots of a ring that each decode query sees.
 
         offset_len  int32 [q, 2] = start slot, length, as plan.swa_decode makes them.
-        out         int32 [>= q, window], written: slots, -1 behind each query's length. A wrong start or length makes the
-                    row -1, and is counted in rows_rejected."""
+        out         int32 [>= q, window], written: slots, -1 behind each query's length. A wrong start or length makes
+                    the row -1, and is counted in rows_rejected."""
         return self._add(library.step_add_swa_index_decode, byref(layer.struct), self._number(offset_len), window,
                          byref(out.struct))
 
@@ -248,8 +251,8 @@ class Step(Owned):
         """The rows of an assembled buffer that each prefill query sees of its window.
 
         pivots  int32 [r, 4] = offset and length of a run, twice, as plan.swa_pivots makes them.
-        out     int32 [>= r, width], written: both runs, then -1; what exceeds the width is cut off. A negative length, or
-                a column past int32, makes the row -1, and is counted in rows_rejected."""
+        out     int32 [>= r, width], written: both runs, then -1; what exceeds the width is cut off. A negative
+                length, or a column past int32, makes the row -1, and is counted in rows_rejected."""
         return self._add(library.step_add_expand_swa_index, self._number(pivots), width, byref(out.struct))
 
     def kv_index_cat(self, left, left_columns, right, right_columns, right_base, out):
@@ -258,8 +261,8 @@ class Step(Owned):
         left        int32 [r, left_columns], copied: a ViewRef, or an array; None: no columns.
         right       int32 [r, right_columns], to which right_base is added where it isn't -1; as left.
         right_base  >= 0: the assembled buffer's main_kv_offset.
-        out         int32 [>= r, left_columns + right_columns], written. Entries that are wrong become -1, and are counted
-                    in rows_rejected."""
+        out         int32 [>= r, left_columns + right_columns], written. Entries that are wrong become -1, and are
+                    counted in rows_rejected."""
         return self._add(library.step_add_kv_index_cat, self._matrix(left), left_columns, self._matrix(right),
                          right_columns, right_base, byref(out.struct))
 
@@ -269,18 +272,18 @@ class Step(Owned):
         return self._add(library.step_add_copy_blocks, pool.pool_handle, self._number(pairs))
 
     def zero_blocks(self, pool, blocks):
-        """Whole blocks: every region and layer of the pool, on the step's device. blocks: int32 [n], no BufferArray, none
-        of them twice."""
+        """Whole blocks: every region and layer of the pool, on the step's device. blocks: int32 [n], no BufferArray,
+        none of them twice."""
         return self._add(library.step_add_zero_blocks, pool.pool_handle, self._number(blocks))
 
     def wait(self, word, value):
-        """The op added last begins when the word has reached the post's base + value; ops behind it wait with it. A word
-        that is poisoned, or the post's deadline, fails the step."""
+        """The op added last begins when the word has reached the post's base + value; ops behind it wait with it. A
+        word that is poisoned, or the post's deadline, fails the step."""
         library.step_set_wait(self.handle, word, value)
         return self
 
     def signal(self, word, value):
-        """When the op added last, and all before it, are done the word, one of EXECUTOR's, becomes the post's base + value.
-        A word's values must not go down; of a step that fails, signals not given are poisoned."""
+        """When the op added last, and all before it, are done the word, one of EXECUTOR's, becomes the post's base +
+        value. A word's values must not go down; of a step that is refused or fails, signals not given are poisoned."""
         library.step_set_signal(self.handle, word, value)
         return self

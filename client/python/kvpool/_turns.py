@@ -12,8 +12,8 @@ class Turns(OfProcess):
     whose turn it is may ask for one inside; so may a signal handler that interrupts it, also where it still queues.
 
     Who comes holds a place from then until its turn is over, and first waits for the place before its own. Places make
-    the order alone: `_lock` keeps threads apart, also when a handler's exception takes one out of the queue. All that is
-    held is held by `with` of a lock of Python's own, which no exception of a handler gets in between.
+    the order alone: `_lock` keeps threads apart, also when a handler's exception takes one out of the queue. All that
+    is held is held by `with` of a lock of Python's own, which no exception of a handler gets in between.
 
     What nobody has any more - it may be collected in the middle of a call, and by any thread - is given back when it is
     somebody's turn."""
