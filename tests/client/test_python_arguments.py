@@ -261,6 +261,7 @@ TEXTS = [
     ("placements", lambda t, s: t.client.create_pool("n", 64, 1, REGIONS, placements=[s])),
     ("name", lambda t, s: t.client.open_session(s)),
     ("namespace_name", lambda t, s: t.client.open_session(namespace=s)),
+    ("namespace_name", lambda t, s: t.client.create_pool("n", 64, 1, REGIONS, namespace=s)),
     ("device", lambda t, s: t.session.create_buffer(16, s)), ("device", lambda t, s: t.step.place(s)),
     ("device", lambda t, s: kvpool.attach(t.session.ticket(), device=s)),
     ("device", lambda t, s: kvpool.Ticket(None, 1, bytes(16), s)),

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -97,6 +98,27 @@ def test_maps_words_and_descriptors(pool, worker, interrupted):
     before = os.listdir("/proc/self/fd")
     interrupted("memfd_create", lambda: kvpool.make_memfd("interrupted", 4096))
     assert os.listdir("/proc/self/fd") == before
+
+
+class Tensor:
+    """Of another library, on a GPU as it says."""
+
+    __cuda_array_interface__ = {"data": (16, False), "typestr": "<f4", "shape": (4, 4), "version": 3}
+
+
+def test_a_tensor_stays_until_its_buffer_is_given_back(worker, monkeypatch):
+    """Also where nobody has the buffer any more and the release waits for a turn."""
+    monkeypatch.setattr(kvpool.Attachment, "import_device", lambda self, address, count: self.create_buffer(count))
+    tensor = Tensor()
+    alive = weakref.ref(tensor)
+    buffer = worker.import_tensor(tensor)
+    assert buffer.bytes == 64
+    del tensor, buffer
+    gc.collect()
+    assert alive() is not None
+    worker.info()
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_completion_is_told_once(worker, pool, blocks, interrupted):

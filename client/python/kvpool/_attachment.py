@@ -177,7 +177,7 @@ class Attachment(OfProcess):
             for extent in interface["shape"]:
                 count *= extent
         buffer = self.import_device(address, count)
-        buffer.tensor = tensor
+        buffer.tensor = buffer.handle.tensor = tensor  # until it has been given back, whenever that is
         return buffer
 
     # -- steps
