@@ -94,10 +94,8 @@ static void release_buffers(const struct kvp_attachment *attachment) {
 static void say_end(struct kvp_attachment *attachment, const struct kvp_error *reason) {
   bool was_asking = attachment->state <= KVP_ATTACHMENT_ATTACHING;
   struct kvp_error refusal;
-  if (attachment->state == KVP_ATTACHMENT_ATTACHING &&
-      reason->status == KVP_OK) { /* what is a good end of a session is no answer to ATTACH */
-    (void)kvp_error_set(&refusal, KVP_UNKNOWN_SESSION, "session %" PRIu64 ": %s", attachment->session->id,
-                        reason->text);
+  if (was_asking && reason->status == KVP_OK) { /* a session's good end is no good answer to ATTACH */
+    (void)kvp_error_set(&refusal, KVP_UNKNOWN_SESSION, "%s", reason->text);
     reason = &refusal;
   }
   kvp_attach_channel_send(&attachment->channel, was_asking ? KVP_ATTACH_RESULT : KVP_ATTACH_ENDED,

@@ -1247,7 +1247,8 @@ def test_an_executor_that_answers_late(start_fake):
     connection.send(wire.ATTACH, 1, hello(session.ref))
     wait_until(lambda: mine(client, session), "attaching")
     session.close()
-    assert refusal_and_end(connection).text == "closed by CloseSession"
+    refusal = refusal_and_end(connection)
+    assert (refusal.status, refusal.text) == ("unknown_session", "closed by CloseSession")
     wait_until(lambda: not client.list_sessions() and open_descriptors(daemon) == before, "nothing left")
 
 
