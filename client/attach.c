@@ -14,6 +14,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/failpoint.h"
+
 #define DEFAULT_SOCKET "/run/kvpoold/kvpoold.attach.sock"
 
 static const uint64_t glance_ns = 1000000;
@@ -261,6 +263,7 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
   if (status != KVPOOL_OK) {
     return status;
   }
+  KVP_FAILPOINT("worker.request_sent");
   for (;;) {
     struct kvp_fd_message *message = &attachment->message;
     enum kvp_status received = message_receive(attachment, deadline_ns);
@@ -273,6 +276,7 @@ kvpool_status kvp_attachment_ask(kvpool_attachment *attachment, const struct kvp
     } else if (message->request != attachment->last_request) {
       notice_take(attachment, message);
     } else if (message->kind == KVP_ATTACH_RESULT) {
+      KVP_FAILPOINT("worker.request_answered");
       kvpool_status result = message_error(message, status == KVPOOL_OK ? error : NULL);
       message_close(message);
       return status == KVPOOL_OK ? result : status;
@@ -390,12 +394,14 @@ static kvpool_status attachment_greet(kvpool_attachment *attachment, const kvpoo
   (void)snprintf(hello.device, sizeof hello.device, "%s", options->device == NULL ? "" : options->device);
   kvpool_status status = socket_connect(attachment, error);
   if (status == KVPOOL_OK) {
+    KVP_FAILPOINT("worker.connected");
     const struct kvp_attach_request request = {
         .kind = KVP_ATTACH_ATTACH, .body = &hello, .body_bytes = sizeof hello, .fd = -1};
     const uint64_t deadline_ns = kvp_now_ns() + (uint64_t)attachment->timeout_ms * 1000000;
     status = request_send(attachment, &request, deadline_ns, error);
   }
   explicit_bzero(hello.secret, sizeof hello.secret);
+  KVP_FAILPOINT("worker.greeted");
   return status == KVPOOL_OK ? welcome_receive(attachment, error) : status;
 }
 
@@ -424,6 +430,7 @@ kvpool_status kvpool_attach(const kvpool_attach_options *options, kvpool_attachm
     kvpool_detach(attachment);
     return status;
   }
+  KVP_FAILPOINT("worker.attached");
   *out = attachment;
   return KVPOOL_OK;
 }
@@ -435,6 +442,7 @@ void kvpool_detach(kvpool_attachment *attachment) {
   kvpool_error error;
   (void)kvp_fail(&error, KVPOOL_CANCELLED, "the attachment has been given up by kvpool_detach");
   kvp_attachment_end(attachment, &error);
+  KVP_FAILPOINT("worker.detaching");
   if (attachment->socket >= 0) {
     if (attachment->pid == getpid()) {
       (void)shutdown(attachment->socket, SHUT_RDWR); /* a child of a fork may still hold it */

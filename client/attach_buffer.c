@@ -9,6 +9,7 @@
 
 #include "client/attach.h"
 #include "client/worker_cuda.h"
+#include "proto/failpoint.h"
 
 struct kvp_attached_buffer {
   atomic_uint references; /* the buffer's, and each array's */
@@ -28,6 +29,7 @@ static kvpool_status buffer_on_part(void *context, struct kvp_fd_message *messag
   struct buffer_request *request = context;
   kvpool_buffer *buffer = request->buffer;
   if (message->kind == KVP_ATTACH_MEMORY_CHUNKS && request->is_described && !request->is_imported) {
+    KVP_FAILPOINT("worker.buffer_memory_received");
     return kvp_mapping_add(&buffer->attached->mapping, message, error);
   }
   if (message->kind != KVP_ATTACH_BUFFER || request->is_described) {

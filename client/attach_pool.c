@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/attach.h"
+#include "proto/failpoint.h"
 #include "proto/format.h"
 
 struct kvpool_pool_map {
@@ -170,6 +171,7 @@ static kvpool_status map_take_chunks(struct pool_request *request, const struct 
     return kvp_fail(error, KVPOOL_MALFORMED, "kvpoold sent %llu bytes of memory of region %llu",
                     (unsigned long long)chunks.memory_bytes, (unsigned long long)chunks.memory_id);
   }
+  KVP_FAILPOINT("worker.pool_memory_received");
   return kvp_mapping_add(&request->map->mappings[chunks.memory_id], message, error);
 }
 

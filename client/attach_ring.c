@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "client/attach.h"
+#include "proto/failpoint.h"
 
 static const uint64_t spin_before_sleep_ns = 50000;
 
@@ -194,12 +195,16 @@ kvpool_status kvp_attachment_post_step(kvpool_attachment *attachment, const kvpo
     return kvp_fail(error, KVPOOL_BUSY, "the ring is full: %u steps of this attachment are not done yet",
                     attachment->outstanding_count);
   }
+  KVP_FAILPOINT("worker.step_reserved");
   head->epoch = step_epoch(attachment, step);
   kvp_step_wire_write(step, head, (uint32_t)bytes, place);
   const uint64_t id = ++attachment->last_step_id;
   *outstanding_of(attachment, id) = (struct kvp_outstanding){.op_count = (uint16_t)step->op_count, .is_posted = true};
   attachment->outstanding_count++;
-  if (kvp_lane_publish(commands, KVP_COMMAND_STEP, id, (uint32_t)bytes)) {
+  KVP_FAILPOINT("worker.step_written");
+  const bool is_asleep = kvp_lane_publish(commands, KVP_COMMAND_STEP, id, (uint32_t)bytes);
+  KVP_FAILPOINT("worker.step_published");
+  if (is_asleep) {
     executor_wake(attachment);
   }
   if (step_id != NULL) {
@@ -350,6 +355,7 @@ static kvpool_status ring_take(kvpool_attachment *attachment, const kvpool_compl
     return kvp_fail_no_memory(error);
   }
   kvp_lane_copy_payload(lane, &attachment->record, attachment->payload.data);
+  KVP_FAILPOINT("worker.completion_copied");
   kvp_lane_advance(lane, &attachment->record);
   return completion_decode(attachment, out, error);
 }
@@ -453,6 +459,7 @@ int kvpool_attachment_fd(kvpool_attachment *attachment) {
 /* Until something happens, or the deadline. */
 static void attachment_sleep(kvpool_attachment *attachment, uint64_t deadline_ns) {
   if (kvpool_attachment_arm(attachment)) {
+    KVP_FAILPOINT("worker.sleeping");
     const uint64_t now = kvp_now_ns();
     const uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
     const struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000), .tv_nsec = (long)(left % 1000000000)};

@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "client/replay.h"
+#include "proto/failpoint.h"
 
 static const long pause_ns = 20000;
 
@@ -87,9 +88,11 @@ static kvpool_status cpu_point(kvpool_replay *replay, void *stream, uint32_t sig
   (void)stream;
   (void)error;
   if (signal != 0) {
+    KVP_FAILPOINT("worker.replay_begun");
     atomic_store_explicit(word_of(replay->start), *replay->base + signal, memory_order_release);
   }
   if (wait != 0) {
+    KVP_FAILPOINT("worker.replay_waits");
     point_wait(replay, wait);
   }
   return KVPOOL_OK;

@@ -28,14 +28,14 @@ enum kvp_control_kind {
   KVP_CONTROL_POOL_ATTACH = 5,    /* kvp_control_pool; fd: owner table */
   KVP_CONTROL_POOL_DETACH = 6,    /* kvp_control_pool (pool_id) */
   KVP_CONTROL_BUFFER_ATTACH = 7,  /* kvp_control_buffer */
-  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id); also waits for what its session's rings hold */
+  KVP_CONTROL_BUFFER_DETACH = 8,  /* kvp_control_buffer (buffer_id, attachment_id) */
   KVP_CONTROL_RING_ATTACH = 9,    /* kvp_control_ring; fds: enum kvp_control_ring_fd */
   KVP_CONTROL_RING_DETACH = 10,   /* kvp_control_ring (attachment_id); RESULT when none of its steps is left */
   KVP_CONTROL_MEMORY_OPEN = 11,   /* kvp_control_open + fd unless it is an IPC handle: memory of a worker's */
   KVP_CONTROL_MEMORY_LOOK = 12,   /* kvp_control_free (nothing of it counts); reply: MEMORY_FREE alone */
   KVP_CONTROL_RING_DRAIN = 13,    /* kvp_control_ring (attachment_id): commands it takes from now on are refused as
                                      shutting_down; RESULT when none of the steps accepted before is left */
-  KVP_CONTROL_STOP = 14, /* nothing, and no reply: the supervisor is about to close the socket and lives on */
+  KVP_CONTROL_STOP = 14,          /* nothing, and no reply: the supervisor is about to close the socket and lives on */
   /* executor -> supervisor */
   KVP_CONTROL_READY = 32,         /* kvp_control_ready */
   KVP_CONTROL_MEMORY_CHUNKS = 33, /* kvp_control_chunks + fds */
@@ -90,8 +90,9 @@ struct kvp_control_buffer {
   uint64_t buffer_id;
   uint64_t memory_id;
   uint64_t bytes;
-  uint32_t owner; /* session slot */
-  uint32_t flags; /* enum kvp_control_buffer_flag */
+  uint64_t attachment_id; /* to detach: what this worker's ring holds is taken first; 0: no worker's */
+  uint32_t owner;         /* session slot */
+  uint32_t flags;         /* enum kvp_control_buffer_flag */
 };
 
 enum kvp_control_buffer_flag {

@@ -222,7 +222,7 @@ check_cuda() {
 mkdir -p "$logs"
 export CTEST_OUTPUT_ON_FAILURE=1
 # But for check_cuda the tests are about the host backend; they don't depend on a CUDA toolkit being there.
-common=(-DKVPOOL_CUDA=OFF)
+common=(-DKVPOOL_CUDA=OFF -DKVPOOL_FAILPOINTS=ON)
 
 check packages 900 "$root/deploy/install-deps.sh" --tests || exit 0 # finish tells
 if build gcc "${common[@]}" -DCMAKE_BUILD_TYPE=Release; then
@@ -230,13 +230,14 @@ if build gcc "${common[@]}" -DCMAKE_BUILD_TYPE=Release; then
   run_pytest gcc 900
 fi
 check quickstart 900 "$root/deploy/quickstart.sh" --build-dir "$builds/quickstart" || true
+check no-failpoints 60 "$root/tests/tools/no_failpoints.sh" "$builds/quickstart" "$builds/gcc" || true
 check_nothing_left "$builds"
 if $quick; then
   exit 0
 fi
 
 check shellcheck 60 shellcheck "$root/.ci/run" "$root"/deploy/*.sh "$root"/tests/run.sh "$root"/tests/bench/*.sh \
-  "$root"/tests/client/*.sh "$root"/tests/gpu/*.sh "$root/client/kvpoolctl/completion/kvpoolctl.bash" || true
+  "$root"/tests/client/*.sh "$root"/tests/gpu/*.sh "$root"/tests/tools/*.sh "$root/client/kvpoolctl/completion/kvpoolctl.bash" || true
 check_format
 
 # clang: the same warnings as errors; its compile commands are what clang-tidy reads.

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "proto/control_wire.h"
+#include "proto/failpoint.h"
 #include "proto/fd_socket.h"
 #include "server/executor/memories.h"
 #include "server/log.h"
@@ -59,6 +60,7 @@ static enum kvp_status memory_create(struct kvp_control *control, struct kvp_err
   if (status != KVP_OK) {
     return status;
   }
+  KVP_FAILPOINT("executor.memory_made");
   chunks_send(control, control->message.request, request.memory_id, request.bytes, fds);
   /* The mapping keeps the memory; the descriptors are the supervisor's now. */
   for (uint32_t i = 0; i < kvp_memory_chunk_count(request.bytes); i++) {
@@ -160,6 +162,7 @@ static enum kvp_status buffer_attach(struct kvp_control *control, struct kvp_err
     free(buffer);
     return status;
   }
+  KVP_FAILPOINT("executor.buffer_attaching");
   struct kvp_object_change change = {.kind = KVP_ADD_BUFFER, .buffer = buffer};
   status = kvp_server_change(control->server, &change);
   if (status != KVP_OK) {
@@ -186,6 +189,7 @@ static enum kvp_status ring_attach(struct kvp_control *control, struct kvp_error
   (void)close(control->message.fds[KVP_CONTROL_RING_FD_RING]); /* mapped */
   (void)close(control->message.fds[KVP_CONTROL_RING_FD_TIMELINES]);
   control->message.fd_count = 0;
+  KVP_FAILPOINT("executor.ring_attaching");
   struct kvp_object_change change = {.kind = KVP_ADD_RING, .ring = ring};
   enum kvp_status status = kvp_server_change(control->server, &change);
   if (status != KVP_OK) {
@@ -245,15 +249,30 @@ static void news_read(struct kvp_control *control) {
   }
 }
 
+/* All of these bodies begin with the number of what is to go, or to be drained. */
+_Static_assert(offsetof(struct kvp_control_pool, pool_id) == 0 &&
+                   offsetof(struct kvp_control_buffer, buffer_id) == 0 &&
+                   offsetof(struct kvp_control_ring, attachment_id) == 0,
+               "wire layout");
+
+static uint64_t message_id(const struct kvp_control *control) {
+  uint64_t id = 0;
+  memcpy(&id, control->message.body, sizeof id);
+  return id;
+}
+
 /* *wants_reply: false when the answer comes later. */
-static enum kvp_status removal_ask(struct kvp_control *control, enum kvp_object_change_kind kind, uint64_t id,
-                                   bool *wants_reply, struct kvp_error *error) {
+static enum kvp_status removal_ask(struct kvp_control *control, enum kvp_object_change_kind kind, bool *wants_reply,
+                                   struct kvp_error *error) {
   struct kvp_object_change *change = calloc(1, sizeof *change);
   if (change == NULL) {
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "no memory for a removal");
   }
   change->kind = kind;
-  change->id = id;
+  change->id = message_id(control);
+  if (kind == KVP_REMOVE_BUFFER) {
+    change->attachment_id = ((const struct kvp_control_buffer *)(const void *)control->message.body)->attachment_id;
+  }
   change->request = control->message.request;
   enum kvp_status status = kvp_server_change(control->server, change);
   if (status == KVP_OK && change->is_pending) {
@@ -270,18 +289,6 @@ static enum kvp_status removal_ask(struct kvp_control *control, enum kvp_object_
   }
   free(change);
   return status;
-}
-
-/* All of these bodies begin with the number of what is to go, or to be drained. */
-_Static_assert(offsetof(struct kvp_control_pool, pool_id) == 0 &&
-                   offsetof(struct kvp_control_buffer, buffer_id) == 0 &&
-                   offsetof(struct kvp_control_ring, attachment_id) == 0,
-               "wire layout");
-
-static uint64_t message_id(const struct kvp_control *control) {
-  uint64_t id = 0;
-  memcpy(&id, control->message.body, sizeof id);
-  return id;
 }
 
 /* ---- what is free ---- */
@@ -344,11 +351,11 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
   case KVP_CONTROL_MEMORY_OPEN:
     return memory_open(control, error);
   case KVP_CONTROL_POOL_DETACH:
-    return removal_ask(control, KVP_REMOVE_POOL, message_id(control), wants_reply, error);
+    return removal_ask(control, KVP_REMOVE_POOL, wants_reply, error);
   case KVP_CONTROL_BUFFER_ATTACH:
     return buffer_attach(control, error);
   case KVP_CONTROL_BUFFER_DETACH:
-    return removal_ask(control, KVP_REMOVE_BUFFER, message_id(control), wants_reply, error);
+    return removal_ask(control, KVP_REMOVE_BUFFER, wants_reply, error);
   case KVP_CONTROL_RING_ATTACH:
     return ring_attach(control, error);
   case KVP_CONTROL_MEMORY_LOOK:
@@ -356,9 +363,9 @@ static enum kvp_status message_handle(struct kvp_control *control, bool *wants_r
     *wants_reply = false;
     return KVP_OK;
   case KVP_CONTROL_RING_DRAIN:
-    return removal_ask(control, KVP_DRAIN_RING, message_id(control), wants_reply, error);
+    return removal_ask(control, KVP_DRAIN_RING, wants_reply, error);
   default:
-    return removal_ask(control, KVP_REMOVE_RING, message_id(control), wants_reply, error);
+    return removal_ask(control, KVP_REMOVE_RING, wants_reply, error);
   }
 }
 

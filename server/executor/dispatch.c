@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "proto/failpoint.h"
 #include "server/executor/clock.h"
 #include "server/executor/replay.h"
 #include "server/executor/ring_timelines.h"
@@ -161,10 +162,14 @@ static void signals_end(struct kvp_step *step, uint32_t leg,
                         void (*end)(struct kvp_ring_timelines *timelines, uint32_t word)) {
   const uint32_t first = leg < step->leg_count ? step->legs[leg].first_op : step->op_count;
   for (uint32_t i = first; i < step->op_count; i++) {
-    if (step->ops[i].point != NULL) {
+    if (step->ops[i].signals) {
       end(step->timelines, step->ops[i].signal.word);
     }
   }
+}
+
+void kvp_dispatch_signals_poison(struct kvp_step *step) {
+  signals_end(step, 0, kvp_ring_timelines_poison);
 }
 
 static void step_finish(struct kvp_step *step, struct kvp_step_list *finished) {
@@ -174,14 +179,33 @@ static void step_finish(struct kvp_step *step, struct kvp_step_list *finished) {
   kvp_step_list_push(finished, step);
 }
 
-/* The first queue's step won't go on. What is launched of it runs to its end. */
+static void stream_push(struct kvp_stream *stream, struct kvp_step_leg *leg) {
+  leg->next = NULL;
+  if (stream->launched_first == NULL) {
+    stream->launched_first = leg;
+  } else {
+    stream->launched_last->next = leg;
+  }
+  stream->launched_last = leg;
+}
+
+/* The first queue's step won't go on. What is launched of it, and before it, runs to its end: that may signal the same
+ * words, which are poisoned behind it, so the leg that failed stands behind what is launched as if it were, too. */
 static void first_fail(struct kvp_dispatch *dispatch, uint64_t value, struct kvp_step_list *finished) {
-  const struct kvp_step_leg *leg = kvp_queue_leg(kvp_queues_first(&dispatch->queues));
-  if (leg->step->error.status == KVP_OK) {
+  struct kvp_queue *queue = kvp_queues_first(&dispatch->queues);
+  struct kvp_step_leg *leg = kvp_queue_leg(queue);
+  struct kvp_step *step = leg->step;
+  if (step->error.status == KVP_OK) {
     wait_refuse(leg, value);
   }
-  struct kvp_step *step = kvp_queues_give_up(&dispatch->queues);
   signals_end(step, step->launched_legs, kvp_ring_timelines_give_up);
+  const bool is_behind = queue->stream != NULL;
+  if (is_behind) {
+    leg->first = NULL;
+    leg->signal.params.signal.value = queue->stream->launched_value;
+    stream_push(queue->stream, leg);
+  }
+  (void)kvp_queues_give_up(&dispatch->queues, is_behind);
   if (kvp_step_is_over(step)) {
     step_finish(step, finished);
   }
@@ -243,16 +267,6 @@ static bool leg_launch(struct kvp_dispatch *dispatch, struct kvp_stream *stream,
   return true;
 }
 
-static void stream_push(struct kvp_stream *stream, struct kvp_step_leg *leg) {
-  leg->next = NULL;
-  if (stream->launched_first == NULL) {
-    stream->launched_first = leg;
-  } else {
-    stream->launched_last->next = leg;
-  }
-  stream->launched_last = leg;
-}
-
 /* The queue borrows the first free stream. */
 static void stream_lend(struct kvp_dispatch *dispatch, struct kvp_queue *queue) {
   struct kvp_stream *stream = dispatch->free_streams;
@@ -278,6 +292,7 @@ static bool first_launch(struct kvp_dispatch *dispatch, struct kvp_queue *queue)
     stream_lend(dispatch, queue);
   }
   stream_push(stream, kvp_queues_take(&dispatch->queues));
+  KVP_FAILPOINT("executor.leg_launched");
   return true;
 }
 
@@ -315,6 +330,9 @@ static void leg_collect(const struct kvp_dispatch *dispatch, const struct kvp_st
   const struct kvp_device_backend *backend = dispatch->device->backend;
   struct kvp_step *step = leg->step;
   struct kvp_error error = {0};
+  if (leg->first == NULL) {
+    return; /* it was given up */
+  }
   const bool is_whole =
       backend->collect == NULL || backend->collect(stream->device_queue, leg->first, &error) == KVP_OK;
   step->whole_legs += is_whole && step->whole_legs == step->ended_legs;

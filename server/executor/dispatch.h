@@ -48,6 +48,8 @@ void kvp_dispatch_deinit(struct kvp_dispatch *dispatch, void (*drop)(void *conte
 enum kvp_status kvp_dispatch_open(struct kvp_dispatch *dispatch, uint32_t queue_id, struct kvp_queue **out,
                                   struct kvp_error *error);
 void kvp_dispatch_submit(struct kvp_dispatch *dispatch, struct kvp_queue *queue, struct kvp_step *step);
+/* At once, of a step that was not submitted. */
+void kvp_dispatch_signals_poison(struct kvp_step *step);
 void kvp_dispatch_close_queue(struct kvp_dispatch *dispatch, uint32_t queue_id);
 
 /* Takes the ring's steps out of the queue. *dropped: those of which nothing runs; the others finish as failed ones, and

@@ -40,15 +40,15 @@ enum kvp_status kvp_intake_points(struct kvp_intake_op *op) {
   const struct kvp_wire_op *wire = op->wire;
   struct kvp_step_op *out = op->out;
   out->waits = (wire->flags & KVP_OP_WAITS) != 0;
-  const bool signals = (wire->flags & KVP_OP_SIGNALS) != 0;
+  out->signals = (wire->flags & KVP_OP_SIGNALS) != 0;
   enum kvp_status status = out->waits ? point_check(op, "wait", &wire->wait, 0, &out->wait)
                                       : kvp_intake_point_absent(op, "wait", &wire->wait);
   if (status != KVP_OK) {
     return status;
   }
-  status = signals ? point_check(op, "signal", &wire->signal, kvp_client_words, &out->signal)
-                   : kvp_intake_point_absent(op, "signal", &wire->signal);
-  if (status == KVP_OK && signals && kvp_intake_device_op(op, KVP_DEVICE_POINT) == NULL) {
+  status = out->signals ? point_check(op, "signal", &wire->signal, kvp_client_words, &out->signal)
+                        : kvp_intake_point_absent(op, "signal", &wire->signal);
+  if (status == KVP_OK && out->signals && kvp_intake_device_op(op, KVP_DEVICE_POINT) == NULL) {
     status = (enum kvp_status)op->error->status;
   }
   return status;

@@ -26,6 +26,7 @@ struct kvp_object_change {
   struct kvp_buffer *buffer;    /* likewise */
   struct kvp_served_ring *ring; /* likewise */
   enum kvp_object_change_kind kind;
+  uint64_t attachment_id;         /* of a buffer's removal: the worker that made it; 0: none */
   uint64_t number;                /* of a buffer's removal, ascending: the serving thread's */
   enum kvp_status status;         /* out */
   struct kvp_error error;         /* out */

@@ -3,7 +3,9 @@
 
 #include <assert.h>
 
+#include "proto/failpoint.h"
 #include "server/executor/clock.h"
+#include "server/executor/refusal.h"
 #include "server/log.h"
 
 enum { bytes_per_turn = 64 << 10 }; /* to be checked; its last command is taken as a whole */
@@ -56,11 +58,18 @@ static void finished_post(struct kvp_service *service, struct kvp_step *step) {
 
 /* An accepted step has ended, or will never run. */
 static void step_end(struct kvp_service *service, struct kvp_step *step) {
+  if (step->is_refusal) {
+    step->ring->accepted_count--;
+    kvp_step_destroy(&service->steps, step);
+    return;
+  }
   kvp_step_release_objects(step);
   kvp_compressed_parts_finish(&service->intake.compressed, step);
   kvp_fences_step_ended(&service->fences, step);
   step->ring->accepted_count--;
+  KVP_FAILPOINT("executor.step_ended");
   finished_post(service, step);
+  KVP_FAILPOINT("executor.completion_posted");
 }
 
 static void fences_look(struct kvp_service *service) {
@@ -70,17 +79,13 @@ static void fences_look(struct kvp_service *service) {
   }
 }
 
-/* A worker that posts a step and then releases a buffer of it has its step: what is in the rings of the buffer's
- * session is taken first. */
+/* A worker that posts a step and then releases a buffer of it has its step: what is in its ring is taken first. Others of
+ * its session aren't waited for: one that takes no completions would hold up all. */
 static bool buffer_is_awaited(const struct kvp_service *service, const struct kvp_object_change *change) {
-  const uint32_t owner = kvp_objects_buffer(&service->objects, change->id)->owner;
-  bool is_awaited = false;
-  for (uint32_t i = 0; i < service->rings.served_count; i++) {
-    struct kvp_served_ring *ring = service->rings.served[i];
-    is_awaited |= !ring->is_supervisors && ring->owner == owner &&
-                  !kvp_served_ring_has_taken(ring, change->number, service->buffer_removals);
-  }
-  return is_awaited;
+  struct kvp_served_ring *ring =
+      change->attachment_id == 0 ? NULL : kvp_ring_set_find(&service->rings, change->attachment_id);
+  return ring != NULL && !ring->outbox.is_closed &&
+         !kvp_served_ring_has_taken(ring, change->number, service->buffer_removals);
 }
 
 static void buffer_remove(struct kvp_service *service, struct kvp_object_change *change) {
@@ -89,6 +94,7 @@ static void buffer_remove(struct kvp_service *service, struct kvp_object_change 
   assert(status == KVP_OK);
   (void)status;
   kvp_compressed_parts_forget_buffer(&service->intake.compressed, change->buffer);
+  KVP_FAILPOINT("executor.buffer_removed");
 }
 
 static bool removal_is_awaiting(const struct kvp_object_change *change) {
@@ -115,6 +121,7 @@ static bool removal_is_due(const struct kvp_object_change *change) {
 static void removal_finish(struct kvp_service *service, struct kvp_object_change *change) {
   if (change->kind == KVP_REMOVE_RING) {
     kvp_ring_timelines_poison_all(&change->ring->timelines); /* nobody waits for what won't come */
+    KVP_FAILPOINT("executor.ring_poisoned");
     kvp_ring_set_remove(&service->rings, change->ring);
   }
 }
@@ -349,15 +356,42 @@ static void step_accept(struct kvp_service *service, struct kvp_served_ring *rin
   ring->accepted_count++;
 }
 
+static void no_memory(struct kvp_service *service, const char *what, uint64_t value) {
+  kvp_log(KVP_LOG_ERROR, "out_of_memory", "%s=%llu", what, (unsigned long long)value);
+  service->failed = true;
+}
+
+/* A worker's step won't run: what it would have signalled is poisoned when its turn would have come. */
+static void step_refuse(struct kvp_service *service, struct kvp_served_ring *ring, struct kvp_step *step) {
+  struct kvp_step *refusal = NULL;
+  struct kvp_queue *queue = NULL;
+  if (!ring->is_supervisors && kvp_refusal_new(&service->steps, step, &refusal) != KVP_OK) {
+    no_memory(service, "refusal", step->tag);
+  }
+  kvp_outbox_checked(&ring->outbox, step);
+  if (refusal == NULL) {
+    return;
+  }
+  kvp_step_count_as(refusal, &ring->use);
+  if (kvp_dispatch_open(&service->dispatch, ring->queue, &queue, &refusal->error) != KVP_OK) {
+    /* There is no queue for it: nothing of this ring is under way. */
+    kvp_dispatch_signals_poison(refusal);
+    kvp_step_destroy(&service->steps, refusal);
+    return;
+  }
+  ring->accepted_count++;
+  kvp_dispatch_submit(&service->dispatch, queue, refusal);
+}
+
 /* *bytes: counts what was looked at. */
 static void step_take(struct kvp_service *service, struct kvp_served_ring *ring, const struct kvp_ring_record *record,
                       uint64_t *bytes) {
   struct kvp_step *step = step_copy(service, ring, record);
   if (step == NULL) {
-    kvp_log(KVP_LOG_ERROR, "out_of_memory", "step_bytes=%u", record->payload_bytes);
-    service->failed = true;
+    no_memory(service, "step_bytes", record->payload_bytes);
     return;
   }
+  KVP_FAILPOINT("executor.step_taken");
   step->tag = record->tag;
   step->ring = ring;
   step->timelines = &ring->timelines;
@@ -377,10 +411,11 @@ static void step_take(struct kvp_service *service, struct kvp_served_ring *ring,
     status = kvp_dispatch_open(&service->dispatch, step->queue, &queue, &step->error);
   }
   if (status != KVP_OK) {
-    kvp_outbox_checked(&ring->outbox, step);
+    step_refuse(service, ring, step);
     return;
   }
   step_accept(service, ring, step);
+  KVP_FAILPOINT("executor.step_accepted");
   kvp_outbox_checked(&ring->outbox, step);
   kvp_dispatch_submit(&service->dispatch, queue, step);
 }
@@ -395,8 +430,7 @@ static bool fence_take(struct kvp_service *service, struct kvp_served_ring *ring
   kvp_lane_copy_payload(&ring->ring->commands, record, &wire);
   struct kvp_step *fence = kvp_step_new(&service->steps, 0);
   if (fence == NULL) {
-    kvp_log(KVP_LOG_ERROR, "out_of_memory", "fence=%llu", (unsigned long long)record->tag);
-    service->failed = true;
+    no_memory(service, "fence", record->tag);
     return true;
   }
   fence->tag = record->tag;

@@ -39,6 +39,7 @@ struct kvp_step_op {
   uint64_t main_kv_offset;
   const struct kvp_compressed_part *assembled; /* part 3 of an assemble that writes it; else NULL */
   struct kvp_device_op *point;                 /* writes `signal` behind `last`; NULL: it signals nothing */
+  bool signals;
   bool waits;
   struct kvp_step_point wait;
   struct kvp_step_point signal;
@@ -49,7 +50,7 @@ struct kvp_step_leg {
   struct kvp_step *step;
   uint32_t first_op;
   uint32_t end_op;
-  struct kvp_device_op *first; /* of the chain, once launched */
+  struct kvp_device_op *first; /* of the chain, once launched; NULL: nothing was, it only stands on the stream */
   struct kvp_device_op signal; /* the chain's end */
   struct kvp_step_leg *next;   /* on its stream */
 };
@@ -65,7 +66,8 @@ struct kvp_step {
   uint64_t tag;
   uint8_t *wire; /* the private copy */
   uint32_t wire_bytes;
-  bool is_fence; /* no step: a command that is answered when all steps before it have ended */
+  bool is_fence;   /* no step: a command that is answered when all steps before it have ended */
+  bool is_refusal; /* no step: what a refused one would have signalled (refusal.h) */
   bool accepted;
   bool acceptance_posted;
   bool finished;

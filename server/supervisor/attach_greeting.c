@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/failpoint.h"
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/attachment_internal.h"
 #include "server/supervisor/daemon.h"
@@ -120,6 +121,7 @@ static void take_hello(struct kvp_attachment *attachment, const struct kvp_fd_me
     return;
   }
   memcpy(&hello, message->body, sizeof hello);
+  KVP_FAILPOINT("daemon.attach_greeted");
   if (attach(attachment, &hello, &error) == KVP_OK) {
     kvp_attachment_look(attachment);
   } else {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "proto/failpoint.h"
 #include "server/supervisor/attachment.h"
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/name.h"
@@ -72,6 +73,7 @@ static void send_chunks(struct kvp_attachment *attachment, const struct kvp_memo
   }
   kvp_attach_channel_send(&attachment->channel, KVP_ATTACH_MEMORY_CHUNKS, request->number, &body, sizeof body, fds,
                           count);
+  KVP_FAILPOINT("daemon.memory_sent");
   request->chunk += count;
   if (request->chunk == chunk_count) {
     request->chunk = 0;
@@ -182,7 +184,9 @@ static void on_buffer_made(void *context, struct kvp_buffer *buffer, const struc
   struct kvp_attachment *attachment = context;
   if (buffer != NULL) {
     buffer->attachment = attachment;
+    buffer->attachment_id = attachment->id;
     attachment->buffers++;
+    KVP_FAILPOINT("daemon.buffer_made");
   }
   if (attachment->state == KVP_ATTACHMENT_ENDING) {
     if (buffer != NULL) { /* which may be gone at once: the request keeps the attachment until that is over */

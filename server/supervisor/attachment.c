@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/failpoint.h"
 #include "server/log.h"
 #include "server/supervisor/attachment_internal.h"
 #include "server/supervisor/daemon.h"
@@ -67,6 +68,7 @@ static void on_channel_closed(void *context) {
 
 static void on_detached(void *context, const struct kvp_error *error) {
   struct kvp_attachment *attachment = context;
+  KVP_FAILPOINT("daemon.ring_detached");
   (void)error; /* device_lost is as good, and so is a ring that it has not got: it writes no word any more */
   attachment->answers_owed--;
   kvp_attachment_forget_ring(attachment);

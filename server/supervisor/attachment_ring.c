@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/failpoint.h"
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/attachment_internal.h"
@@ -85,6 +86,7 @@ static void welcome(struct kvp_attachment *attachment) {
   kvp_attach_channel_send(&attachment->channel, first ? KVP_ATTACH_ATTACHED : KVP_ATTACH_DEVICE_RESTORED,
                           first ? attachment->hello_request : 0, &body, sizeof body, fds, kvp_attach_fd_count);
   kvp_attach_ring_shared(&attachment->ring);
+  KVP_FAILPOINT("daemon.attach_welcomed");
   kvp_attachment_look(attachment);
 }
 
@@ -119,6 +121,7 @@ static void give_to_executor(struct kvp_attachment *attachment) {
   attachment->answers_owed++;
   kvp_executor_link_request(device->link, KVP_CONTROL_RING_ATTACH, &body, sizeof body, fds, kvp_control_ring_fd_count,
                             NULL, on_ring_attached, attachment);
+  KVP_FAILPOINT("daemon.ring_made");
 }
 
 /* ---- made, unmade -----------------------------------------------------------------------------------------------

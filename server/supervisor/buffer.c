@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "proto/attach_wire.h"
+#include "proto/failpoint.h"
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/attachment.h"
@@ -40,7 +41,7 @@ static void buffer_free(struct kvp_buffer *buffer) {
 }
 
 static void buffer_detach(const struct kvp_buffer *buffer, kvp_link_result_fn result, void *context) {
-  struct kvp_control_buffer body = {.buffer_id = buffer->id};
+  struct kvp_control_buffer body = {.buffer_id = buffer->id, .attachment_id = buffer->attachment_id};
   kvp_executor_link_request(buffer->device->link, KVP_CONTROL_BUFFER_DETACH, &body, sizeof body, NULL, 0, NULL,
                             result, context);
 }
@@ -344,6 +345,7 @@ static void buffer_detached(void *context, const struct kvp_error *error) {
  * own again, to be freed, when it is told that the buffer is gone: so the executor has let go of it before. */
 static void buffer_part(struct kvp_buffer *buffer) {
   buffer->parting = true;
+  KVP_FAILPOINT("daemon.buffer_parting");
   if (buffer->imported || buffer->device->rings > 0) {
     buffer_detach(buffer, buffer_detached, buffer);
   } else {

@@ -19,6 +19,7 @@ struct kvp_buffer {
   struct kvp_device *device;
   struct kvp_memory *memory;
   struct kvp_attachment *attachment; /* that made it, and whose end is its own; NULL: none did */
+  uint64_t attachment_id;            /* its number, which outlives it; 0: none did */
   bool imported;                     /* a worker's memory */
   uint64_t bytes;                    /* as asked for */
   uint64_t charged_bytes; /* of the device's ledger: bytes or more; 0: a GPU's memory that a worker brought */

@@ -461,6 +461,37 @@ def test_a_wait_that_nobody_answers(session, pool, pool_name, worker):
     assert caught.value.status == kvpool.Status.CANCELLED
 
 
+def test_a_later_step_does_not_pass_for_a_refused_one(session, pool, pool_name, worker):
+    blocks = session.allocate(pool, 1)
+    worker.saw_epoch(session.epoch)
+    mapped, done = worker.map_pool(pool_name, kvpool.NOTHING), worker.new_word(kvpool.EXECUTOR)
+    nobodys = next(block for block in range(BLOCKS) if block not in blocks)
+    refused = worker.post(worker.step().zero_blocks(mapped, [nobodys]).signal(done, 1))
+    good = worker.post(worker.step().zero_blocks(mapped, blocks).signal(done, 2))
+    with pytest.raises(kvpool.Error) as caught:
+        done.wait(1, MS)
+    assert caught.value.status == kvpool.Status.CANCELLED
+    told = {completion.step_id: completion.error for completion in (worker.wait(MS), worker.wait(MS))}
+    assert told[good] is None and told[refused].status == kvpool.Status.NOT_OWNER
+    with pytest.raises(kvpool.Error):
+        done.wait(2, MS)  # poison stays
+
+
+def test_a_release_does_not_wait_for_others(session, pool, pool_name, worker):
+    """Another worker of the session has more steps that wait than a ring's share: nothing more of it is taken."""
+    blocks = session.allocate(pool, 1)
+    with kvpool.attach(session.ticket(DEVICE)) as other:
+        other.saw_epoch(session.epoch)
+        ready, step = other.new_word(kvpool.WORKER), other.step()
+        step.zero_blocks(other.map_pool(pool_name, kvpool.NOTHING), blocks).wait(ready, 1)
+        posted = [other.post(step, deadline_ms=MS) for _ in range(400)]
+        for _ in range(3):
+            worker.create_buffer(1 << 20).release()
+        assert other.poll() is None  # they wait still
+        ready.signal(1)
+        assert [other.wait(MS).step_id for _ in posted] == posted
+
+
 def test_accepted_is_told_when_it_is_wanted(session, pool, pool_name, worker):
     blocks = session.allocate(pool, 1)
     worker.saw_epoch(session.epoch)

@@ -269,8 +269,8 @@ static void test_deferred_removals(void **state) {
   assert_ptr_equal(other.buffer, &rig.buffers[1]);
 }
 
-/* What was posted before the removal may name the buffer, what comes behind it may not; other sessions' rings, however
- * full, don't hold it up. */
+/* What the buffer's worker posted before the removal may name it, what comes behind it may not; other rings, of its
+ * session or not, don't hold it up. */
 static void test_steps_before_a_removal(void **state) {
   (void)state;
   enum { before = 40 };
@@ -278,8 +278,9 @@ static void test_steps_before_a_removal(void **state) {
   for (uint64_t i = 0; i < before; i++) {
     rig_post(end, i, 0, 0, 0, 0);
   }
-  struct kvp_object_change buffer = {.kind = KVP_REMOVE_BUFFER, .id = buffer_id}, again = buffer,
-                           other = {.kind = KVP_REMOVE_BUFFER, .id = other_buffer_id};
+  (void)rig_attach(1);
+  struct kvp_object_change buffer = {.kind = KVP_REMOVE_BUFFER, .id = buffer_id, .attachment_id = 1}, again = buffer,
+                           other = {.kind = KVP_REMOVE_BUFFER, .id = other_buffer_id, .attachment_id = 2};
   assert_int_equal(kvp_service_change(&rig.service, &buffer), KVP_OK);
   assert_true(buffer.is_pending);
   assert_int_equal(kvp_service_change(&rig.service, &again), KVP_UNKNOWN_BUFFER);
@@ -309,13 +310,16 @@ static void test_a_ring_goes_before_its_steps_are_taken(void **state) {
   (void)state;
   struct end *end = rig_attach(0);
   rig_post(end, 1, 0, 0, 0, 0);
-  struct kvp_object_change buffer = {.kind = KVP_REMOVE_BUFFER, .id = buffer_id},
-                           ring = {.kind = KVP_REMOVE_RING, .id = 1};
+  struct kvp_object_change buffer = {.kind = KVP_REMOVE_BUFFER, .id = buffer_id, .attachment_id = 1},
+                           ring = {.kind = KVP_REMOVE_RING, .id = 1},
+                           other = {.kind = KVP_REMOVE_BUFFER, .id = other_buffer_id, .attachment_id = 1};
   assert_int_equal(kvp_service_change(&rig.service, &buffer), KVP_OK);
   assert_true(buffer.is_pending);
   assert_int_equal(kvp_service_change(&rig.service, &ring), KVP_OK);
   assert_false(ring.is_pending);
   assert_ptr_equal(news_take(KVP_NEWS_CHANGE_DONE), &buffer);
+  assert_int_equal(kvp_service_change(&rig.service, &other), KVP_OK); /* there is no such ring any more */
+  assert_false(other.is_pending);
   ring_detached(end, &ring);
 }
 

@@ -227,6 +227,115 @@ static void test_poison_is_not_overtaken(void **state) {
   (void)rig_expect(end, KVP_COMPLETION_DONE, 2);
 }
 
+/* A step before it that runs signals the same word: that doesn't take the poison back. */
+static void test_poison_is_behind_what_runs(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  rig_word_set(end, client_a, KVP_TIMELINE_POISON);
+  rig_post(end, 1, 0, 0, done_a, 1);
+  rig_post(end, 2, client_a, 1, done_a, 2);
+  rig_post(end, 3, 0, 0, done_b, 1);
+  rig_serve();
+  for (uint64_t tag = 1; tag <= 3; tag++) {
+    (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, tag);
+  }
+  rig_expect_nothing(end);
+  assert_int_equal(rig_word(end, done_a), 0);
+  assert_int_equal(rig.device.launched, 2); /* the third, too: a step that fails holds nothing up */
+  fake_device_end(&rig.device, 0);
+  assert_int_equal(rig_word(end, done_a), 1);
+  rig_serve();
+  assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON);
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 1);
+  assert_int_equal(rig_expect(end, KVP_COMPLETION_FAILED, 2).status, KVP_CANCELLED);
+  fake_device_end(&rig.device, 1);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 3);
+  assert_int_equal(end->served->use.count, 0);
+  assert_int_equal(rig.buffers[0].uses, 0);
+}
+
+/* A step that is refused as its second op names another session's buffer. */
+static void refused_post(struct end *end, uint64_t tag, uint32_t first_word, uint32_t second_word) {
+  struct step_encoder encoder;
+  rig_step_begin(&encoder);
+  rig_op_signals(rig_op_add(&encoder), first_word, 2);
+  rig_op_signals(rig_op_add_to(&encoder, other_buffer_id), second_word, 2);
+  rig_post_step(end, tag, &encoder);
+}
+
+/* It is told at once; its words are poisoned when its turn would have come, whatever runs before or comes behind. */
+static void test_poison_of_refused_steps(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  rig_post(end, 1, 0, 0, done_a, 1);
+  refused_post(end, 2, done_a, done_b);
+  rig_post(end, 3, 0, 0, done_a, 3);
+  rig_post(end, 4, done_b, 1, 0, 0);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
+  assert_int_equal(rig_expect(end, KVP_COMPLETION_REFUSED, 2).status, KVP_UNKNOWN_BUFFER);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 3);
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 4);
+  rig_expect_nothing(end);
+  assert_int_equal(rig_word(end, done_a), 0);
+  assert_int_equal(rig_word(end, done_b), 0);
+  fake_device_end(&rig.device, 0);
+  rig_serve();
+  assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON);
+  assert_int_equal(rig_word(end, done_b), KVP_TIMELINE_POISON);
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 1);
+  fake_device_end_all(&rig.device);
+  rig_serve();
+  assert_int_equal(rig_word(end, done_a), KVP_TIMELINE_POISON); /* step 3 doesn't pass for step 2 */
+  (void)rig_expect(end, KVP_COMPLETION_DONE, 3);
+  const struct kvp_error error = rig_expect(end, KVP_COMPLETION_FAILED, 4);
+  assert_int_equal(error.status, KVP_CANCELLED);
+  assert_int_equal(error.position, done_b);
+  assert_int_equal(end->served->use.count, 0);
+  assert_int_equal(end->served->accepted_count, 0);
+}
+
+/* With nothing before it, too; words that aren't the executor's are left alone. */
+static void test_poison_of_a_refused_step_alone(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  refused_post(end, 1, done_c, client_a);
+  refused_post(end, 2, kvp_timeline_words, client_b);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_REFUSED, 1);
+  (void)rig_expect(end, KVP_COMPLETION_REFUSED, 2);
+  for (uint32_t word = 0; word < kvp_timeline_words; word++) {
+    assert_int_equal(rig_word(end, word), word == done_c ? KVP_TIMELINE_POISON : 0);
+  }
+  assert_int_equal(end->served->use.count, 0);
+}
+
+/* Refused ones that wait for their turn count: a ring has no more of them than of others. */
+static void test_refused_steps_are_counted(void **state) {
+  (void)state;
+  struct end *end = rig_attach(0);
+  rig_post(end, 1, client_a, 1, 0, 0);
+  rig_serve();
+  (void)rig_expect(end, KVP_COMPLETION_ACCEPTED, 1);
+  uint32_t told = 0;
+  for (uint64_t tag = 2; tag < 2 + 2 * (uint64_t)kvp_steps_in_flight_per_session_max; tag++) {
+    struct exec_completion completion;
+    refused_post(end, tag, done_a, done_b);
+    rig_serve();
+    if (!rig_try_take(end, &completion, NULL)) {
+      break;
+    }
+    told += completion.kind == KVP_COMPLETION_REFUSED;
+  }
+  assert_int_equal(told, kvp_steps_in_flight_per_session_max - 1);
+  rig_word_set(end, client_a, 1);
+  rig_serve();
+  fake_device_end_all(&rig.device);
+  rig_serve();
+  assert_int_equal(end->served->accepted_count, 0);
+}
+
 /* Of a step of three legs one can't be launched: what it and those behind it would have signalled is poisoned, they are
  * not launched, and what the leg before it has signalled stays. late: the others have been launched by then. */
 static void step_of_three_legs_fails(bool late) {
@@ -410,6 +519,10 @@ int main(void) {
       RIG_TEST(test_point_refusals),
       RIG_TEST(test_poison),
       RIG_TEST(test_poison_is_not_overtaken),
+      RIG_TEST(test_poison_is_behind_what_runs),
+      RIG_TEST(test_poison_of_refused_steps),
+      RIG_TEST(test_poison_of_a_refused_step_alone),
+      RIG_TEST(test_refused_steps_are_counted),
       RIG_TEST(test_a_leg_that_is_not_launched),
       RIG_TEST(test_a_leg_that_is_not_launched_before_others),
       RIG_TEST(test_longest_deadlines),

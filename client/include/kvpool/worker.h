@@ -175,7 +175,8 @@ KVPOOL_API kvpool_status kvpool_attachment_step_new(kvpool_attachment *attachmen
  * it. A step that waits or signals can be posted only. */
 KVPOOL_API kvpool_status kvpool_step_set_wait(kvpool_step *step, uint32_t word, uint64_t value, kvpool_error *error);
 /* About the op added last. When it and all before it are done, `word`, one of the executor's, becomes base + value. Of
- * a step that fails, or is dropped, signals not given are poisoned. One word's values must not go down. */
+ * a step that is refused, fails, or is dropped, signals not given are poisoned when their turn would have come. One
+ * word's values must not go down. */
 KVPOOL_API kvpool_status kvpool_step_set_signal(kvpool_step *step, uint32_t word, uint64_t value,
                                                 kvpool_error *error);
 
