@@ -159,6 +159,7 @@ kvpool_status kvpool_pool_create(kvpool_client *client, const kvpool_pool_spec *
   }
   Kvpool__V1__PoolSpec wire = KVPOOL__V1__POOL_SPEC__INIT;
   wire.name = borrow(spec->name);
+  wire.namespace_ = borrow(spec->namespace_name);
   wire.kind = (Kvpool__V1__PoolKind)spec->kind;
   wire.block_size = spec->block_size;
   wire.num_blocks = spec->num_blocks;
@@ -231,6 +232,10 @@ uint64_t kvpool_pool_id(const kvpool_pool *pool) {
 
 const char *kvpool_pool_name(const kvpool_pool *pool) {
   return pool->message->spec->name;
+}
+
+const char *kvpool_pool_namespace(const kvpool_pool *pool) {
+  return pool->message->spec->namespace_;
 }
 
 kvpool_pool_kind kvpool_pool_get_kind(const kvpool_pool *pool) {

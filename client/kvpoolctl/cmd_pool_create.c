@@ -13,6 +13,7 @@ enum {
   option_blocks,
   option_placement,
   option_region,
+  option_namespace,
   list_max = 64, /* more regions or placements than any daemon takes */
 };
 
@@ -34,6 +35,10 @@ static const struct argp_option options[] = {
     {"region", option_region, "SPEC", 0,
      "name=N,format=F and any of layers=1, ratio=1, width=W (of bf16 only), note=TEXT, in one word; several are "
      "allowed, one is needed",
+     0},
+    {"namespace", option_namespace, "NAMESPACE", 0,
+     "Whose sessions alone may have its blocks and map it; default: anybody's, but a worker maps it only where one "
+     "namespace alone has used it, whose it is from then on",
      0},
     {0},
 };
@@ -126,6 +131,9 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
       return kvp_ctl_take_failed(&kvp_ctl_pool_create, "more than %d regions", list_max);
     }
     return region_take(value, &create->regions[spec->region_count++]);
+  case option_namespace:
+    spec->namespace_name = value;
+    return 0;
   case ARGP_KEY_ARG:
     if (state->arg_num > 0) {
       return ARGP_ERR_UNKNOWN;

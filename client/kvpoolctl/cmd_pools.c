@@ -53,6 +53,8 @@ static void pool_row(const struct kvp_ctl *ctl, struct kvp_ctl_table *table, con
   char *placements = kvp_ctl_pool_placements(pool);
   kvp_ctl_table_row(table);
   kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%s", kvpool_pool_name(pool));
+  kvp_ctl_table_cell(table, KVP_CTL_DIM, "%s",
+                     kvpool_pool_namespace(pool)[0] == '\0' ? "-" : kvpool_pool_namespace(pool));
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_pool_kind_name(kvpool_pool_get_kind(pool)));
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(total).text);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_percent(used, total).text);
@@ -83,8 +85,9 @@ static bool is_starting(const struct kvp_ctl *ctl) {
 }
 
 static void pools_print(const struct kvp_ctl *ctl, const kvpool_pool_list *list) {
-  static const char *const columns[] = {"POOL",     "KIND",          ">BLOCKS",      ">USED",     "",        ">FREE",
-                                        "?>LEASED", "?>QUARANTINED", "?>BLOCK SIZE", "?>REGIONS", ">MEMORY", "~ON"};
+  static const char *const columns[] = {"POOL",      "?NAMESPACE", "KIND",     ">BLOCKS",       ">USED",
+                                        "",          ">FREE",      "?>LEASED", "?>QUARANTINED", "?>BLOCK SIZE",
+                                        "?>REGIONS", ">MEMORY",    "~ON"};
   if (kvpool_pool_list_count(list) == 0) {
     kvp_ctl_print("%s\n", is_starting(ctl) ? "no pools yet: the daemon is starting"
                                            : "no pools; make one with `kvpoolctl pool create`");

@@ -18,12 +18,13 @@
 #include "client/kvpoolctl/target.h"
 #include "client/kvpoolctl/text.h"
 
-enum { option_first_block = 0x100, option_hold, option_name, piece_bytes = 8 << 20 };
+enum { option_first_block = 0x100, option_hold, option_name, option_namespace, piece_bytes = 8 << 20 };
 
 struct put_arguments {
   const char *target;
   const char *file;
   const char *name;
+  const char *namespace_name; /* NULL: the pool's */
   uint64_t first_block;
   bool has_first_block;
   bool hold;
@@ -46,6 +47,7 @@ static const struct argp_option options[] = {
     {"first-block", option_first_block, "N", 0, "Lease the blocks from N on; default: any free ones", 0},
     {"hold", option_hold, NULL, 0, "Keep the session, and with it the blocks, until Ctrl-C", 0},
     {"name", option_name, "NAME", 0, "Of the session; default: kvpoolctl-put", 0},
+    {"namespace", option_namespace, "NAMESPACE", 0, "Of the session; default: the pool's, else \"default\"", 0},
     {0},
 };
 
@@ -60,6 +62,9 @@ static error_t take(int key, char *value, void *arguments, const struct argp_sta
     return 0;
   case option_name:
     put->name = value;
+    return 0;
+  case option_namespace:
+    put->namespace_name = value;
     return 0;
   case ARGP_KEY_ARG:
     return kvp_ctl_take_word(value, state, (const char **[]){&put->target, &put->file}, 2);
@@ -108,6 +113,9 @@ static int blocks_lease(struct put *put) {
   if (status == KVPOOL_OK) {
     status = kvpool_plan_slot_mapping(put->blocks, put->block_count, per_block, 0, (int64_t)put->file.rows,
                                       put->slots, &error);
+  }
+  if (status == KVPOOL_PERMISSION_DENIED) { /* not about who we are: the pool is another namespace's */
+    return kvp_ctl_fail_hint(put->ctl, &error, "--namespace says which namespace the session is of");
   }
   return status == KVPOOL_OK ? KVP_CTL_OK : kvp_ctl_fail_session(put->ctl, put->session, &error);
 }
@@ -221,10 +229,13 @@ static int hold(struct put *put) {
 
 static int put_rows(struct put *put) {
   const char *name = put->arguments->name;
-  const kvpool_session_options session = {.size_bytes = sizeof session,
-                                          .name = name == NULL ? "kvpoolctl-put" : name,
-                                          .on_event = on_event,
-                                          .context = put};
+  const char *namespace_name = put->arguments->namespace_name;
+  const kvpool_session_options session = {
+      .size_bytes = sizeof session,
+      .name = name == NULL ? "kvpoolctl-put" : name,
+      .namespace_name = namespace_name == NULL ? kvpool_pool_namespace(put->target.pool) : namespace_name,
+      .on_event = on_event,
+      .context = put};
   kvpool_error error;
   if (kvpool_session_open(put->ctl->client, &session, &put->session, &error) != KVPOOL_OK) {
     put->session = NULL;

@@ -47,6 +47,7 @@ json_t *kvp_ctl_pool_json(const kvpool_pool *pool) {
   json_t *object = json_object();
   kvp_ctl_json_integer(object, "pool_id", (int64_t)kvpool_pool_id(pool));
   kvp_ctl_json_string(object, "name", kvpool_pool_name(pool));
+  kvp_ctl_json_string(object, "namespace", kvpool_pool_namespace(pool));
   kvp_ctl_json_string(object, "kind", kvp_ctl_pool_kind_name(kvpool_pool_get_kind(pool)));
   kvp_ctl_json_integer(object, "block_size", kvpool_pool_block_size(pool));
   kvp_ctl_json_integer(object, "num_blocks", kvpool_pool_num_blocks(pool));
@@ -90,10 +91,11 @@ static void regions_print(const struct kvp_ctl *ctl, const kvpool_pool *pool) {
 
 void kvp_ctl_pool_print(const struct kvp_ctl *ctl, const kvpool_pool *pool) {
   char *placements = kvp_ctl_pool_placements(pool);
-  kvp_ctl_print("%s%s%s (id %llu), a %s pool on %s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD),
+  kvp_ctl_print("%s%s%s (id %llu), a %s pool on %s%s%s\n", kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD),
                 kvpool_pool_name(pool), kvp_ctl_terminal_reset(&ctl->terminal),
                 (unsigned long long)kvpool_pool_id(pool), kvp_ctl_pool_kind_name(kvpool_pool_get_kind(pool)),
-                placements);
+                placements, kvpool_pool_namespace(pool)[0] == '\0' ? "" : ", of namespace ",
+                kvpool_pool_namespace(pool));
   kvp_ctl_print("%s blocks of %u tokens, %s on each device\n", kvp_ctl_count(kvpool_pool_num_blocks(pool)).text,
                 kvpool_pool_block_size(pool), kvp_ctl_bytes(kvpool_pool_bytes_per_placement(pool)).text);
   kvp_ctl_print("%s free, %s leased, %s quarantined\n\n", kvp_ctl_count(kvpool_pool_free_blocks(pool)).text,

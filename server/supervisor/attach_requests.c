@@ -139,6 +139,10 @@ static enum kvp_status map_pool(struct kvp_attachment *attachment, const struct 
                             "pool '%s' has no placement on device %s, which this worker is attached to",
                             pool->spec.name, attachment->device->name);
   }
+  status = kvp_pool_access_map(&pool->access, &pool->spec, attachment->session->namespace_name, error);
+  if (status != KVP_OK) {
+    return status;
+  }
   struct kvp_attach_pool body;
   fill_pool(pool, placement, &body);
   answer(attachment, KVP_ATTACH_POOL, &body, sizeof body);

@@ -156,6 +156,7 @@ static void grant_zero(struct kvp_block_grant *grant, struct kvp_pool *pool, con
 
 void kvp_block_grant(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_pool *pool,
                      struct kvp_rpc_call *call, uint16_t owner, int32_t *blocks, uint32_t count) {
+  kvp_pool_access_add_blocks(&pool->access, session->namespace_name);
   if (owner == session->slot) {
     reply(daemon, session, call, blocks, count);
     free(blocks);

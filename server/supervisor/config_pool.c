@@ -139,6 +139,7 @@ static bool read_pool_setting(const char *fallback, const config_setting_t *sett
   kvp_config_place(setting, fallback, place);
   const struct field fields[] = {
       {"name", FIELD_TEXT, out->name, sizeof out->name},
+      {"namespace", FIELD_TEXT, out->namespace_name, sizeof out->namespace_name},
       {"block_size", FIELD_COUNT, &out->block_size, 0},
       {"num_blocks", FIELD_COUNT, &out->num_blocks, 0},
   };

@@ -221,7 +221,7 @@ static enum kvp_status load_begin(struct load_rows *load, struct kvp_session *se
     return kvp_error_set_at(error, KVP_INVALID_ARGUMENT, -1, "segments", -1, (int64_t)request->segments.len,
                             "segments: %zu bytes are not a whole number of int32[4]", request->segments.len);
   }
-  enum kvp_status status = kvp_region_ref_resolve(daemon, request->region, &region, error);
+  enum kvp_status status = kvp_region_ref_resolve(daemon, session, request->region, &region, error);
   if (status == KVP_OK) {
     status = layout_init(&load->layout, &region.geometry, request->total_k, error);
   }

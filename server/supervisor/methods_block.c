@@ -22,6 +22,10 @@ _Static_assert(listed_runs_max * 36 < kvp_message_bytes_max, "a client that take
  * has, which the allocator refuses with the better words. */
 static enum kvp_status check_asked(const struct kvp_session *session, const struct kvp_pool *pool, uint32_t count,
                                    struct kvp_error *error) {
+  enum kvp_status status = kvp_pool_access_check_blocks(&pool->access, &pool->spec, session->namespace_name, error);
+  if (status != KVP_OK) {
+    return status;
+  }
   if (count == 0 || (count > blocks_per_call_max && count <= pool->spec.num_blocks)) {
     return kvp_error_set_at(error, count == 0 ? KVP_INVALID_ARGUMENT : KVP_TOO_LARGE, -1, "count", -1, count,
                             "%u blocks asked for, a call takes 1 to %d", count, blocks_per_call_max);

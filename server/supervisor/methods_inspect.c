@@ -164,7 +164,7 @@ static enum kvp_status inspect_check_slots(struct inspect_call *inspect,
 /* The operator's counterpart of a session's begin: region, device, queue. */
 static enum kvp_status caller_begin(struct kvp_step_caller *caller, const Kvpool__V1__RegionRef *reference,
                                     const char *placement, struct kvp_region_ref *region, struct kvp_error *error) {
-  enum kvp_status status = kvp_region_ref_resolve(caller->daemon, reference, region, error);
+  enum kvp_status status = kvp_region_ref_resolve(caller->daemon, NULL, reference, region, error);
   if (status != KVP_OK) {
     return status;
   }

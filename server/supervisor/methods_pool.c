@@ -48,6 +48,7 @@ static void fill_region(struct pool_message *out, struct kvp_pool *pool, uint32_
 static void fill_pool(struct pool_message *out, struct kvp_pool *pool) {
   kvpool__v1__pool_spec__init(&out->spec);
   out->spec.name = pool->spec.name;
+  out->spec.namespace_ = pool->spec.namespace_name;
   out->spec.kind =
       pool->spec.kind == KVP_POOL_RING ? KVPOOL__V1__POOL_KIND__POOL_RING : KVPOOL__V1__POOL_KIND__POOL_PAGED;
   out->spec.block_size = pool->spec.block_size;
@@ -125,6 +126,10 @@ static enum kvp_status read_spec(const Kvpool__V1__PoolSpec *from, struct kvp_po
   enum kvp_status status = read_counts(from, error);
   if (status == KVP_OK) {
     status = kvp_method_name(from->name, "pool name", false, out->name, sizeof out->name, error);
+  }
+  if (status == KVP_OK) {
+    status = kvp_method_name(from->namespace_, "pool namespace", true, out->namespace_name,
+                             sizeof out->namespace_name, error);
   }
   out->kind = from->kind == KVPOOL__V1__POOL_KIND__POOL_RING ? KVP_POOL_RING : KVP_POOL_PAGED;
   out->block_size = from->block_size;

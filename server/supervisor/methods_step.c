@@ -15,10 +15,10 @@ static void run_step_finished(void *context, uint64_t step_id, const struct kvp_
 
 static const struct kvp_step_events run_step_events = {.finished = run_step_finished};
 
-static enum kvp_status run_step_start(struct kvp_step_caller *caller, const Kvpool__V1__StepRequest *request,
-                                      struct kvp_error *error) {
+static enum kvp_status run_step_start(struct kvp_step_caller *caller, const struct kvp_session *session,
+                                      const Kvpool__V1__StepRequest *request, struct kvp_error *error) {
   struct kvp_encoded_step encoded;
-  enum kvp_status status = kvp_step_encode(caller->daemon, request, &encoded, error);
+  enum kvp_status status = kvp_step_encode(caller->daemon, session, request, &encoded, error);
   if (status != KVP_OK) {
     return status;
   }
@@ -43,7 +43,7 @@ static void on_run_step(void *context, struct kvp_rpc_call *call, struct kvp_rpc
   struct kvp_step_caller *caller = kvp_allocate(1, sizeof *caller);
   kvp_step_caller_init(caller, daemon, call, session);
   kvp_rpc_call_set_state(call, caller);
-  if (run_step_start(caller, request, &error) != KVP_OK) {
+  if (run_step_start(caller, session, request, &error) != KVP_OK) {
     session->steps_refused++;
     kvp_rpc_call_fail(call, &error);
   }

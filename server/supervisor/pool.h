@@ -9,6 +9,7 @@
 #include "server/supervisor/block_namespaces.h"
 #include "server/supervisor/lease.h"
 #include "server/supervisor/memory.h"
+#include "server/supervisor/pool_access.h"
 #include "server/supervisor/pool_spec.h"
 
 struct kvp_daemon;
@@ -30,6 +31,7 @@ struct kvp_pool {
   struct kvp_owner_table owners;
   struct kvp_lease_table *leases;
   struct kvp_block_namespaces namespaces;
+  struct kvp_pool_access access;
   uint64_t bytes_per_placement;
   uint32_t steps_in_flight; /* kept by step.c: a pool in use is not deleted */
   bool serving;             /* created completely; only then can it be found */

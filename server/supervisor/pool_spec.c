@@ -77,6 +77,9 @@ static enum kvp_status check_placements(const struct kvp_pool_spec *spec, struct
 enum kvp_status kvp_pool_spec_check(const struct kvp_pool_spec *spec, struct kvp_geometry *regions, uint64_t *bytes,
                                     struct kvp_error *error) {
   enum kvp_status status = kvp_name_check(spec->name, "pool name", false, error);
+  if (status == KVP_OK) {
+    status = kvp_name_check(spec->namespace_name, "pool namespace", true, error);
+  }
   if (status != KVP_OK) {
     return status;
   }

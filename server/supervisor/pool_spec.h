@@ -19,6 +19,7 @@ struct kvp_region_spec {
 
 struct kvp_pool_spec {
   char name[kvp_name_bytes_max];
+  char namespace_name[kvp_name_bytes_max]; /* whose sessions alone may use it; "": anybody's */
   enum kvp_pool_kind kind;
   uint32_t block_size; /* tokens of the sequence that a block covers */
   uint32_t num_blocks;

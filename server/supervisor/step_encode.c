@@ -68,15 +68,16 @@ struct kvp_device *kvp_step_place(struct kvp_daemon *daemon, struct kvp_pool *po
 
 /* The pool that one op names: remembered in out->pools when it is new. Ops of a step nearly always follow their
  * predecessor's. */
-static enum kvp_status op_place(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request, int32_t index,
-                                uint64_t pool_id, struct kvp_encoded_step *out, struct kvp_error *error) {
+static enum kvp_status op_place(struct kvp_daemon *daemon, const struct kvp_session *session,
+                                const Kvpool__V1__StepRequest *request, int32_t index, uint64_t pool_id,
+                                struct kvp_encoded_step *out, struct kvp_error *error) {
   for (uint32_t i = out->pool_count; i > 0; i--) {
     if (out->pools[i - 1]->id == pool_id) {
       return KVP_OK;
     }
   }
   struct kvp_pool *pool = kvp_pool_find(daemon, pool_id, error);
-  if (pool == NULL) {
+  if (pool == NULL || kvp_pool_access_check(&pool->spec, session->namespace_name, error) != KVP_OK) {
     error->op = index;
     return error->status;
   }
@@ -124,8 +125,9 @@ static void op_fill_rope_offset(const struct kvp_encoded_step *encoded, struct k
   }
 }
 
-static enum kvp_status step_place(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request,
-                                  struct kvp_wire_op *ops, struct kvp_encoded_step *out, struct kvp_error *error) {
+static enum kvp_status step_place(struct kvp_daemon *daemon, const struct kvp_session *session,
+                                  const Kvpool__V1__StepRequest *request, struct kvp_wire_op *ops,
+                                  struct kvp_encoded_step *out, struct kvp_error *error) {
   out->device = NULL;
   out->pool_count = 0;
   if (request->placement[0] != '\0') {
@@ -137,10 +139,10 @@ static enum kvp_status step_place(struct kvp_daemon *daemon, const Kvpool__V1__S
   for (size_t i = 0; i < request->n_ops; i++) {
     enum kvp_status status = KVP_OK;
     if (op_has_pool(&ops[i], request->ops[i])) {
-      status = op_place(daemon, request, (int32_t)i, ops[i].pool_id, out, error);
+      status = op_place(daemon, session, request, (int32_t)i, ops[i].pool_id, out, error);
     }
     if (status == KVP_OK && op_has_second_pool(&ops[i], request->ops[i])) {
-      status = op_place(daemon, request, (int32_t)i, ops[i].second_pool_id, out, error);
+      status = op_place(daemon, session, request, (int32_t)i, ops[i].second_pool_id, out, error);
     }
     if (status != KVP_OK) {
       return status;
@@ -192,8 +194,9 @@ static enum kvp_status ops_write(const Kvpool__V1__StepRequest *request, struct 
   return status;
 }
 
-enum kvp_status kvp_step_encode(struct kvp_daemon *daemon, const Kvpool__V1__StepRequest *request,
-                                struct kvp_encoded_step *out, struct kvp_error *error) {
+enum kvp_status kvp_step_encode(struct kvp_daemon *daemon, const struct kvp_session *session,
+                                const Kvpool__V1__StepRequest *request, struct kvp_encoded_step *out,
+                                struct kvp_error *error) {
   uint64_t inline_bytes = 0;
   struct kvp_step_writer writer;
   enum kvp_status status = step_check(request, &inline_bytes, error);
@@ -206,7 +209,7 @@ enum kvp_status kvp_step_encode(struct kvp_daemon *daemon, const Kvpool__V1__Ste
   }
   status = ops_write(request, writer.ops, error);
   if (status == KVP_OK) {
-    status = step_place(daemon, request, writer.ops, out, error);
+    status = step_place(daemon, session, request, writer.ops, out, error);
   }
   if (status != KVP_OK) {
     kvp_step_free(writer.step);

@@ -144,7 +144,7 @@ static enum kvp_status stream_submit(struct kvp_step_stream *stream, const Kvpoo
   if (stream->daemon->state >= KVP_DAEMON_DRAINING) {
     return kvp_error_set(error, KVP_SHUTTING_DOWN, "the daemon is draining");
   }
-  enum kvp_status status = kvp_step_encode(stream->daemon, request, &encoded, error);
+  enum kvp_status status = kvp_step_encode(stream->daemon, stream->session, request, &encoded, error);
   if (status != KVP_OK) {
     return status;
   }

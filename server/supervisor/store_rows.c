@@ -202,7 +202,7 @@ static enum kvp_status store_begin(struct store_rows *store, struct kvp_session 
                                    const Kvpool__V1__StoreRowsRequest *request, struct kvp_error *error) {
   struct kvp_daemon *daemon = store->caller.daemon;
   struct kvp_region_ref region;
-  enum kvp_status status = kvp_region_ref_resolve(daemon, request->region, &region, error);
+  enum kvp_status status = kvp_region_ref_resolve(daemon, session, request->region, &region, error);
   if (status == KVP_OK) {
     status = store_check_sizes(store, request, &region.geometry, error);
   }

@@ -108,6 +108,7 @@ def test_examples_of_help_can_be_copied(tool):
     (["pool", "create", "p", "--region", "name=a,colour=red"], "'colour"),
     (["pool", "create", "p", "--region", "name=a,format=v41,layers=two"], "layers=two"),
     (["pool", "create", "p", "--kind", "round"], "--kind round"),
+    (["pool", "create", "p", "--namespace", ""], "--namespace: its value is empty"),
     (["put", "p/kv"], "FILE"),
     (["get", "p/kv", "f"], "which records"),
     (["get", "p/kv", "f", "--slots", "3-1"], "--slots 3-1"),
@@ -240,6 +241,7 @@ def test_info_of_a_gpu_that_is_gone(start_daemon, tmp_path, monkeypatch):
 
 def check_pool(document, pool):
     assert document["name"] == pool.spec.name and document["pool_id"] == pool.pool_id
+    assert document["namespace"] == pool.spec.namespace
     assert document["kind"] == ("ring" if pool.spec.kind == pb.POOL_RING else "paged")
     for name in ("block_size", "num_blocks"):
         assert document[name] == getattr(pool.spec, name)
@@ -257,6 +259,7 @@ def test_pools(client, tool, pool, session):
     assert found["leased_blocks"] == 7
     check_pool(tool.json("pool", "describe", pool.spec.name), client.pool(pool.pool_id))
     row = re.search(rf"^{pool.spec.name} .*$", tool.run("pools").stdout, re.M).group()
+    assert row.split()[1] == "-"
     assert re.search(r"paged +40 +17\.5 % +\S+ +33 +7 +0 +64 +4 ", row)
     assert pool.spec.name in tool.run("pools", "--names").stdout.split()
     regions = tool.run("pools", "--names", "--regions").stdout.split()
@@ -278,6 +281,25 @@ def test_pool_create_and_delete(client, tool, pool_name):
     assert pool_name in text and "another name" in hint
     assert tool.json("pool", "delete", pool_name) == {"deleted": pool_name}
     assert pool_name not in [p.spec.name for p in client.pools()]
+
+
+def test_a_pool_of_a_namespace(client, tool, pool_name, tmp_path):
+    """Shown wherever a pool is; put is a session of it."""
+    document = tool.json("pool", "create", pool_name, "--block-size", 16, "--blocks", 2, "--namespace", "tenant-a",
+                         "--region", "name=kv,format=v41")
+    made = next(p for p in client.pools() if p.spec.name == pool_name)
+    check_pool(document, made)
+    assert made.spec.namespace == "tenant-a"
+    assert ", of namespace tenant-a\n" in tool.run("pool", "describe", pool_name).stdout
+    row = re.search(rf"^{pool_name} .*$", tool.run("pools").stdout, re.M).group()
+    assert row.split()[1:3] == ["tenant-a", "paged"]
+    np.save(tmp_path / "rows.npy", random_rows(3, 512))
+    process, put = put_held(tool, f"{pool_name}/kv", tmp_path / "rows.npy")
+    assert next(s for s in client.list_sessions() if s.session_id == put["session_id"]).namespace == "tenant-a"
+    end_held(process)
+    text, hint = tool.refused("put", f"{pool_name}/kv", tmp_path / "rows.npy", "--namespace", "tenant-b")
+    assert "'tenant-a'" in text and "'tenant-b'" in text and "--namespace" in hint
+    client.delete_pool(made.pool_id)
 
 
 def test_pool_create_refusals(tool):

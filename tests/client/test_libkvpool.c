@@ -176,10 +176,25 @@ static void test_pool_create_delete(void **state) {
   assert_ok(kvpool_pool_create(client, &spec, &second, &error));
   assert_int_equal(kvpool_pool_get_kind(second), KVPOOL_POOL_RING);
   assert_string_equal(kvpool_pool_region(second, 0)->note, "window");
+  assert_string_equal(kvpool_pool_namespace(second), "");
   assert_fails(kvpool_pool_create(client, &spec, &third, &error), KVPOOL_ALREADY_EXISTS, "second");
   spec.name = "third";
   spec.num_blocks = 1 << 20; /* 2^20 * 128 * 528 bytes */
   assert_fails(kvpool_pool_create(client, &spec, &third, &error), KVPOOL_OUT_OF_MEMORY, "host:0");
+  spec.num_blocks = 2;
+  spec.namespace_name = "not ok";
+  assert_fails(kvpool_pool_create(client, &spec, &third, &error), KVPOOL_INVALID_ARGUMENT, "pool namespace");
+  spec.namespace_name = "tenant";
+  assert_ok(kvpool_pool_create(client, &spec, &third, &error));
+  assert_string_equal(kvpool_pool_namespace(third), "tenant");
+  kvpool_session *stranger;
+  int32_t block;
+  assert_ok(kvpool_session_open(client, NULL, &stranger, &error));
+  assert_fails(kvpool_blocks_allocate(stranger, third, 1, &block, &error), KVPOOL_PERMISSION_DENIED,
+               "pool 'third' is of namespace 'tenant', the session is of 'default'");
+  kvpool_session_close(stranger);
+  assert_ok(kvpool_pool_delete(third, false, &error));
+  kvpool_pool_destroy(third);
   spec.num_blocks = 0;
   assert_fails(kvpool_pool_create(client, &spec, &third, &error), KVPOOL_INVALID_ARGUMENT, "num_blocks");
   spec.region_count = 17;

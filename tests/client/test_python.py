@@ -20,12 +20,12 @@ HEADERS = [INCLUDE / "kvpool" / name for name in ("kvpool.h", "plan.h", "worker.
 
 # For tools, for people, and for what Python does otherwise.
 NOT_BOUND = {"status_name", "client_interrupt", "server_info_protocol_version", "server_info_started_unix_ns",
-             "server_info_caller",
-             "pool_leased_blocks", "pool_quarantined_blocks", "pool_bytes_per_placement", "pool_region_find",
-             "pool_list_get", "pool_list_destroy", "pool_list_count", "pool_list_item", "session_list_get",
-             "session_list_destroy", "session_list_count", "session_list_item", "session_list_attachment",
-             "block_map_get", "block_map_destroy", "block_map_run_count", "block_map_run", "step_add_load",
-             "record_list_get", "record_list_destroy", "record_list_count", "record_list_item", "blocks_dump"}
+             "server_info_caller", "pool_namespace", "pool_leased_blocks", "pool_quarantined_blocks",
+             "pool_bytes_per_placement", "pool_region_find", "pool_list_get", "pool_list_destroy", "pool_list_count",
+             "pool_list_item", "session_list_get", "session_list_destroy", "session_list_count", "session_list_item",
+             "session_list_attachment", "block_map_get", "block_map_destroy", "block_map_run_count", "block_map_run",
+             "step_add_load", "record_list_get", "record_list_destroy", "record_list_count", "record_list_item",
+             "blocks_dump"}
 
 
 def test_every_call_is_bound():

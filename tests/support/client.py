@@ -66,12 +66,13 @@ class Client:
     def device(self, name=DEVICE):
         return next(d for d in self.info().devices if d.name == name)
 
-    def create_pool(self, name, block_size, num_blocks, regions, kind=pb.POOL_PAGED, placements=()):
+    def create_pool(self, name, block_size, num_blocks, regions, kind=pb.POOL_PAGED, placements=(),
+                    namespace=""):
         """regions: RegionSpec messages, or dicts of their fields."""
         regions = [r if isinstance(r, pb.RegionSpec) else pb.RegionSpec(**r) for r in regions]
         return self.call("CreatePool", pb.CreatePoolRequest(spec=pb.PoolSpec(
             name=name, kind=kind, block_size=block_size, num_blocks=num_blocks, placements=placements,
-            regions=regions)))
+            regions=regions, namespace=namespace)))
 
     def delete_pool(self, pool_id, force=False):
         return self.call("DeletePool", pb.DeletePoolRequest(pool_id=pool_id, force=force))

@@ -116,17 +116,18 @@ static void test_defaults(void **state) {
 
 static void test_a_file_with_everything(void **state) {
   (void)state;
-  read_file("socket = \"/tmp/a.sock\"; socket_mode = \"0600\"; executor = \"/opt/exec\";\n"
-            "devices = [ \"host:0\", \"host:12\" ]; device_memory = \"3M\"; device_threads = 5;\n"
-            "device_reserve = 0;\n"
-            "sessions_max = 7; steps_in_flight_max = 8; connections_max = 9; drain_timeout_ms = 10;\n"
-            "log_level = \"debug\"; attach_socket = \"/tmp/w.sock\"; wait_deadline_max_ms = 11;\n"
-            "ipc_uids = [ 1000, 0 ];\n"
-            "pools = ( { name = \"main\"; kind = \"ring\"; block_size = 64; num_blocks = 10;\n"
-            "  placements = ( \"host:12\" );\n"
-            "  regions = ( { name = \"kv\"; format = \"bf16\"; width = 64; num_layers = 2; compression_ratio = 4;\n"
-            "                note = \"for people\"; } ); } );\n",
-            NULL);
+  read_file(
+      "socket = \"/tmp/a.sock\"; socket_mode = \"0600\"; executor = \"/opt/exec\";\n"
+      "devices = [ \"host:0\", \"host:12\" ]; device_memory = \"3M\"; device_threads = 5;\n"
+      "device_reserve = 0;\n"
+      "sessions_max = 7; steps_in_flight_max = 8; connections_max = 9; drain_timeout_ms = 10;\n"
+      "log_level = \"debug\"; attach_socket = \"/tmp/w.sock\"; wait_deadline_max_ms = 11;\n"
+      "ipc_uids = [ 1000, 0 ];\n"
+      "pools = ( { name = \"main\"; namespace = \"tenant-a\"; kind = \"ring\"; block_size = 64; num_blocks = 10;\n"
+      "  placements = ( \"host:12\" );\n"
+      "  regions = ( { name = \"kv\"; format = \"bf16\"; width = 64; num_layers = 2; compression_ratio = 4;\n"
+      "                note = \"for people\"; } ); } );\n",
+      NULL);
   assert_string_equal(outcome.output, "");
   assert_int_equal(outcome.result, KVP_CONFIG_RUN);
   assert_string_equal(config.socket_path, "/tmp/a.sock");
@@ -152,6 +153,7 @@ static void test_a_file_with_everything(void **state) {
   assert_int_equal(config.pool_count, 1);
   const struct kvp_pool_spec *pool = &config.pools[0];
   assert_string_equal(pool->name, "main");
+  assert_string_equal(pool->namespace_name, "tenant-a");
   assert_int_equal(pool->kind, KVP_POOL_RING);
   assert_int_equal(pool->block_size, 64);
   assert_int_equal(pool->num_blocks, 10);
@@ -428,6 +430,9 @@ static void test_complaints_about_pools(void **state) {
   expect_pool_complaint("{ regions = ( 7 ); }", "2", "a region must be a group");
   expect_pool_complaint("{ name = \"a b\"; block_size = 64; num_blocks = 1; " POOL_REGIONS " }", "2",
                         "byte 0x20 at 1");
+  expect_pool_complaint("{ name = \"x\"; namespace = \"a b\"; block_size = 64; num_blocks = 1; " POOL_REGIONS " }",
+                        "2", "pool namespace");
+  expect_pool_complaint("{ name = \"x\";\nnamespace = 7; }", "3", "namespace must be a string");
   expect_pool_complaint("{ name = \"x\"; block_size = 0; num_blocks = 1; " POOL_REGIONS " }", "2", "block_size 0");
   expect_pool_complaint("{ name = \"x\"; block_size = 64; num_blocks = 1; }", "2", "has no region");
   expect_pool_complaint("{ name = \"x\"; block_size = 64; num_blocks = 1; regions = ( { name = \"kv\"; format = "

@@ -16,6 +16,7 @@
 static struct kvp_config config;
 static struct kvp_daemon supervisor;
 static struct kvp_pool pools[2];
+static const struct kvp_session session = {.namespace_name = "tenant"};
 
 static int setup(void **state) {
   (void)state;
@@ -144,7 +145,7 @@ static void test_layout(void **state) {
   good->store.cast_back = &good->cast_back;
   good->load.out_scales = &good->out_scales;
   good->load.allow_store_before_load = true;
-  assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), KVP_OK);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), KVP_OK);
   assert_ptr_equal(encoded.device, &supervisor.devices[0]);
   assert_int_equal(encoded.pool_count, 1);
   assert_ptr_equal(encoded.pools[0], &pools[0]);
@@ -198,7 +199,7 @@ static void test_absent_views_are_zero(void **state) {
   struct good *good = good_new();
   struct kvp_encoded_step encoded;
   struct kvp_error error;
-  assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), KVP_OK);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), KVP_OK);
   const struct kvp_wire_op *ops = (const void *)(encoded.wire + 1);
   assert_true(is_zero(&ops[0].second, sizeof ops[0].second));
   assert_true(is_zero(&ops[1].second, sizeof ops[1].second));
@@ -213,7 +214,7 @@ static void test_nothing_to_do(void **state) {
   struct kvp_error error;
   good->request.n_ops = 0;
   good->request.n_arrays = 0;
-  assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), KVP_OK);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), KVP_OK);
   assert_int_equal(encoded.wire->bytes, 64);
   assert_int_equal(encoded.pool_count, 0);
   assert_ptr_equal(encoded.device, &supervisor.devices[0]);
@@ -226,7 +227,7 @@ static void expect_refused(struct good *good, enum kvp_status status, int32_t op
                            int64_t value) {
   struct kvp_encoded_step encoded;
   struct kvp_error error;
-  assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), status);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), status);
   assert_int_equal(error.status, status);
   assert_int_equal(error.op, op);
   assert_string_equal(error.array, array);
@@ -299,12 +300,28 @@ static void test_bytes_of_a_step(void **state) {
   struct good *good = good_new();
   good->arrays[0].inline_.data = data;
   good->arrays[0].inline_.len = kvp_step_bytes_max - tables; /* a multiple of 8: exactly full */
-  assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), KVP_OK);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), KVP_OK);
   assert_int_equal(encoded.wire->bytes, kvp_step_bytes_max);
   kvp_step_free(encoded.wire);
   good->arrays[0].inline_.len += 4;
   expect_refused(good, KVP_TOO_LARGE, -1, "", -1, 0);
   free(data);
+}
+
+static void test_pools_of_namespaces(void **state) {
+  (void)state;
+  struct kvp_encoded_step encoded;
+  struct kvp_error error;
+  char second[] = "host:1";
+  struct good *good = good_new();
+  good->request.placement = second;
+  good->load_region.pool_id = 4;
+  memcpy(pools[1].spec.namespace_name, "tenant", sizeof "tenant");
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), KVP_OK);
+  kvp_step_free(encoded.wire);
+  memcpy(pools[1].spec.namespace_name, "other", sizeof "other");
+  expect_refused(good, KVP_PERMISSION_DENIED, 1, "", -1, 0);
+  memset(pools[1].spec.namespace_name, 0, sizeof pools[1].spec.namespace_name);
 }
 
 static void test_placement(void **state) {
@@ -316,7 +333,7 @@ static void test_placement(void **state) {
   struct good *good = good_new();
   good->request.placement = second;
   good->load_region.pool_id = 4;
-  assert_int_equal(kvp_step_encode(&supervisor, &good->request, &encoded, &error), KVP_OK);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &good->request, &encoded, &error), KVP_OK);
   assert_ptr_equal(encoded.device, &supervisor.devices[1]);
   assert_int_equal(encoded.pool_count, 2);
   kvp_step_free(encoded.wire);
@@ -377,10 +394,15 @@ static void test_own_steps(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_layout),        cmocka_unit_test(test_absent_views_are_zero),
-      cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_arrays_refused),
-      cmocka_unit_test(test_ops_refused),   cmocka_unit_test(test_bytes_of_a_step),
-      cmocka_unit_test(test_placement),     cmocka_unit_test(test_own_steps),
+      cmocka_unit_test(test_layout),
+      cmocka_unit_test(test_absent_views_are_zero),
+      cmocka_unit_test(test_nothing_to_do),
+      cmocka_unit_test(test_arrays_refused),
+      cmocka_unit_test(test_ops_refused),
+      cmocka_unit_test(test_bytes_of_a_step),
+      cmocka_unit_test(test_pools_of_namespaces),
+      cmocka_unit_test(test_placement),
+      cmocka_unit_test(test_own_steps),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

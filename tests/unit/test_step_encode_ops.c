@@ -16,6 +16,7 @@ enum { array_count = 6 };
 static struct kvp_config config;
 static struct kvp_daemon supervisor;
 static struct kvp_pool pools[2];
+static const struct kvp_session session = {.namespace_name = "default"};
 
 static int setup(void **state) {
   (void)state;
@@ -110,7 +111,7 @@ static struct kvp_wire_view view(uint32_t number) {
 static void expect_op(struct kvp_wire_op expected) {
   struct kvp_encoded_step encoded;
   struct kvp_error error;
-  if (kvp_step_encode(&supervisor, &made.request, &encoded, &error) != KVP_OK) {
+  if (kvp_step_encode(&supervisor, &session, &made.request, &encoded, &error) != KVP_OK) {
     fail_msg("%s", error.text);
   }
   assert_ptr_equal(encoded.device, &supervisor.devices[0]);
@@ -123,7 +124,7 @@ static void expect_op(struct kvp_wire_op expected) {
 static void expect_refused(enum kvp_status status, const char *array, int64_t value, const char *text) {
   struct kvp_encoded_step encoded;
   struct kvp_error error;
-  assert_int_equal(kvp_step_encode(&supervisor, &made.request, &encoded, &error), status);
+  assert_int_equal(kvp_step_encode(&supervisor, &session, &made.request, &encoded, &error), status);
   assert_int_equal(error.op, 0);
   assert_string_equal(error.array, array);
   assert_int_equal(error.position, -1);

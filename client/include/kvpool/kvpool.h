@@ -241,6 +241,7 @@ typedef struct kvpool_pool_spec {
   size_t placement_count;
   const kvpool_region_spec *regions; /* [region_count] */
   size_t region_count;
+  const char *namespace_name; /* whose sessions alone may have its blocks and map it; NULL: anybody's (worker.h) */
 } kvpool_pool_spec;
 
 typedef struct kvpool_region_info {
@@ -279,6 +280,8 @@ KVPOOL_API kvpool_status kvpool_pool_delete(kvpool_pool *pool, bool force, kvpoo
 
 KVPOOL_API uint64_t kvpool_pool_id(const kvpool_pool *pool);
 KVPOOL_API const char *kvpool_pool_name(const kvpool_pool *pool);
+/* "": none, or of a map, which isn't told. */
+KVPOOL_API const char *kvpool_pool_namespace(const kvpool_pool *pool);
 KVPOOL_API kvpool_pool_kind kvpool_pool_get_kind(const kvpool_pool *pool);
 KVPOOL_API uint32_t kvpool_pool_block_size(const kvpool_pool *pool);
 KVPOOL_API uint32_t kvpool_pool_num_blocks(const kvpool_pool *pool);

@@ -100,8 +100,11 @@ typedef struct kvpool_mapped_region {
 
 typedef struct kvpool_pool_map kvpool_pool_map;
 
-/* KVPOOL_UNKNOWN_POOL, KVPOOL_WRONG_DEVICE (not placed on the attachment's), KVPOOL_PERMISSION_DENIED. A map stays valid
- * while executors come and go. Of a GPU: see the CUDA section. */
+/* All of the pool, whoever's blocks are in it. So a pool that has a namespace is mapped by workers of that namespace's
+ * sessions alone, and one that has none where no other namespace than the session's ever got blocks of it or mapped it;
+ * from then on no other one gets blocks, until the pool is deleted. KVPOOL_PERMISSION_DENIED (whose it is),
+ * KVPOOL_UNKNOWN_POOL, KVPOOL_WRONG_DEVICE (not placed on the attachment's). A map stays valid while executors come and
+ * go. Of a GPU: see the CUDA section. */
 KVPOOL_API kvpool_status kvpool_attachment_map_pool(kvpool_attachment *attachment, const char *name,
                                                     kvpool_map_access access, kvpool_pool_map **out,
                                                     kvpool_error *error);

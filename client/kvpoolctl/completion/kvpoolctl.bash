@@ -54,7 +54,7 @@ __kvpoolctl_value() {
     -s | --socket | --root) mapfile -t COMPREPLY < <(compgen -f -- "$2") ;;
     --kind) __kvpoolctl_reply "paged ring" "$2" ;;
     --as) __kvpoolctl_reply "bf16 float32 float16 record memory" "$2" ;;
-    --timeout | --block-size | --blocks | --placement | --region | --first-block | --count | --rows | --slots | --name | \
+    --timeout | --block-size | --blocks | --placement | --region | --namespace | --first-block | --count | --rows | --slots | --name | \
       --device | --tokens | --table | --per-block | --destination | --ratio | --sequence | --window | --ring | \
       --chunk | --ranks | --seed) ;;
     *) return 1 ;;

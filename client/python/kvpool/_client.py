@@ -64,14 +64,16 @@ class Client(Owned):
         """An open handle of the pool of this name."""
         return Pool(made(library.pool_open, self.handle, name.encode()), self)
 
-    def create_pool(self, name, block_size, num_blocks, regions, kind=PAGED, placements=()):
-        """An operator's right. regions: dicts of name, format, num_layers, and width, compression_ratio, note."""
+    def create_pool(self, name, block_size, num_blocks, regions, kind=PAGED, placements=(), namespace=None):
+        """An operator's right. regions: dicts of name, format, num_layers, and width, compression_ratio, note.
+        namespace: whose sessions alone may have its blocks and map it."""
         specs = (RegionSpec * max(len(regions), 1))()
         for spec, region in zip(specs, regions):
             for key, value in region.items():
                 setattr(spec, key, value.encode() if isinstance(value, str) else value)
         devices = (c_char_p * max(len(placements), 1))(*(device.encode() for device in placements))
-        spec = PoolSpec(name.encode(), kind, block_size, num_blocks, devices, len(placements), specs, len(regions))
+        spec = PoolSpec(name.encode(), kind, block_size, num_blocks, devices, len(placements), specs, len(regions),
+                        _text(namespace))
         return Pool(made(library.pool_create, self.handle, byref(spec)), self)
 
     def open_session(self, name=None, namespace=None, blocks_max=0, on_event=None):

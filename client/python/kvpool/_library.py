@@ -48,7 +48,7 @@ class RegionSpec(Structure):
 class PoolSpec(Structure):
     _fields_ = [("name", c_char_p), ("kind", c_int), ("block_size", c_uint32), ("num_blocks", c_uint32),
                 ("placements", POINTER(c_char_p)), ("placement_count", c_size_t), ("regions", POINTER(RegionSpec)),
-                ("region_count", c_size_t)]
+                ("region_count", c_size_t), ("namespace_name", c_char_p)]
 
 
 class RegionInfo(Structure):
