@@ -509,6 +509,7 @@ def test_a_worker_that_never_reads_is_dropped(start_daemon):
         kill_executor(client)
         wait_until(lambda restart=restart: client.device().restarts >= restart and
                    client.device().state == pb.DEVICE_SERVING, "serving again")
+        wait_until(lambda: [a.state for a in mine(client, session)] in ([], [pb.ATTACHMENT_SERVING]), "its ring")
         held.append(all_descriptors(daemon) - before)
         if not mine(client, session):
             break
