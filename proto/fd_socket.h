@@ -19,7 +19,7 @@
 #include "proto/status.h"
 
 #define KVP_CONTROL_MAGIC   UINT32_C(0x6374766b) /* "kvtc" */
-#define KVP_CONTROL_VERSION UINT32_C(2)
+#define KVP_CONTROL_VERSION UINT32_C(3)
 
 struct kvp_fd_message {
   uint32_t kind;
