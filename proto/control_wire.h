@@ -35,6 +35,7 @@ enum kvp_control_kind {
   KVP_CONTROL_MEMORY_LOOK = 12,   /* kvp_control_free (nothing of it counts); reply: MEMORY_FREE alone */
   KVP_CONTROL_RING_DRAIN = 13,    /* kvp_control_ring (attachment_id): commands it takes from now on are refused as
                                      shutting_down; RESULT when none of the steps accepted before is left */
+  KVP_CONTROL_STOP = 14,          /* nothing, no reply: the supervisor closes the socket next, and lives on */
   /* executor -> supervisor */
   KVP_CONTROL_READY = 32,         /* kvp_control_ready */
   KVP_CONTROL_MEMORY_CHUNKS = 33, /* kvp_control_chunks + fds */

@@ -19,7 +19,7 @@
 #include "proto/status.h"
 
 #define KVP_CONTROL_MAGIC   UINT32_C(0x6374766b) /* "kvtc" */
-#define KVP_CONTROL_VERSION UINT32_C(2)
+#define KVP_CONTROL_VERSION UINT32_C(3)
 
 struct kvp_fd_message {
   uint32_t kind;
@@ -59,7 +59,8 @@ void kvp_fd_message_close_fds(struct kvp_fd_message *message);
 /* Creates a memfd of `bytes`, its memory reserved, with seals SHRINK | GROW | SEAL. Returns the fd or -1 with *error:
  * out_of_memory when the host has not that much. */
 int kvp_memory_fd_create(const char *name, uint64_t bytes, struct kvp_error *error);
-/* Checks that fd is a memfd of exactly `bytes` with those seals, and can be mapped to be written. Never blocks. */
+/* Checks that fd is a memfd of exactly `bytes` with those seals, of ordinary pages, and can be mapped to be written. It
+ * may have holes: pages that come when they are touched, and are counted as memory of who does. Never blocks. */
 enum kvp_status kvp_memory_fd_check(int fd, uint64_t bytes, struct kvp_error *error);
 
 #endif

@@ -31,6 +31,10 @@ enum {
   kvp_steps_in_flight_per_session_max = 256, /* accepted or waiting; one more is `busy` */
   kvp_step_bytes_in_flight_per_session_max = 64 << 20,
   kvp_buffers_per_session_max = 1024,
+  /* Addresses of an executor at which workers' GPU memory is mapped, an allocation as a whole for each buffer of it. A
+   * process has 128 TiB. */
+  kvp_import_address_gib_per_session_max = 8 << 10,
+  kvp_import_address_gib_per_device_max = 64 << 10,
 
   /* steps */
   kvp_ops_per_step_max = 1024,

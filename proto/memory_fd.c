@@ -4,12 +4,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "proto/fd_socket.h"
 #include "proto/host_memory.h"
 
 enum { memory_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+static const unsigned long hugetlbfs_magic = 0x958458f6; /* statfs(2) */
 
 static int fd_reserve(int fd, uint64_t bytes) {
   int result = 0;
@@ -55,11 +57,17 @@ err_close:
 
 enum kvp_status kvp_memory_fd_check(int fd, uint64_t bytes, struct kvp_error *error) {
   struct stat stat;
+  struct statfs system;
   /* Seals first: whose file it is, the kernel knows by itself, and anything but memory ends here. fstat() would ask the
    * file, which a worker can have made such that it never answers. */
   int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || fstat(fd, &stat) != 0) {
+  if (seals < 0 || fstat(fd, &stat) != 0 || fstatfs(fd, &system) != 0) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d is not a memfd", fd);
+  }
+  /* Its pages come out of the administrator's pool: where that is empty, or a hole was punched, touching one is SIGBUS. */
+  if ((unsigned long)system.f_type == hugetlbfs_magic) {
+    return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d is a memfd of huge pages, of %lld bytes each", fd,
+                         (long long)system.f_bsize);
   }
   if ((seals & memory_seals) != memory_seals) {
     return kvp_error_set(error, KVP_INVALID_ARGUMENT, "fd %d: seals are 0x%x, SHRINK, GROW and SEAL are needed", fd,

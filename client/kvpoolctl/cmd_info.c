@@ -105,9 +105,22 @@ static const char *sharing_name(const kvpool_device_info *device) {
   return device->driver[0] == '\0' ? "-" : device->mps ? "MPS" : "time-sliced";
 }
 
-static void states_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
-  static const char *const columns[] = {"DEVICE",     "STATE",     ">STEPS",  ">IN FLIGHT",
-                                        "?>EXECUTOR", ">RESTARTS", "SHARING", "?~WHAT IT IS"};
+/* Of the workers that are attached to it now. */
+static uint64_t ring_steps_of(const kvpool_session_list *sessions, const char *device) {
+  uint64_t steps = 0;
+  for (size_t i = 0; i < kvpool_session_list_count(sessions); i++) {
+    for (size_t j = 0; j < kvpool_session_list_item(sessions, i)->attachment_count; j++) {
+      const kvpool_attached_info *attached = kvpool_session_list_attachment(sessions, i, j);
+      steps += strcmp(attached->device, device) == 0 ? attached->steps_taken : 0;
+    }
+  }
+  return steps;
+}
+
+static void states_print(const struct kvp_ctl *ctl, const kvpool_server_info *info,
+                         const kvpool_session_list *sessions) {
+  static const char *const columns[] = {"DEVICE",     "STATE",     ">GRPC STEPS", "?>IN FLIGHT", ">RING STEPS",
+                                        "?>EXECUTOR", ">RESTARTS", "SHARING",     "?~WHAT IT IS"};
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
@@ -116,6 +129,7 @@ static void states_print(const struct kvp_ctl *ctl, const kvpool_server_info *in
     kvp_ctl_table_cell(table, state_role(device->state), "%s", state_name(device->state));
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(device->steps_done).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(device->steps_in_flight).text);
+    kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(ring_steps_of(sessions, device->name)).text);
     kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%llu", (unsigned long long)device->executor_pid);
     kvp_ctl_table_cell(table, device->restarts > 0 ? KVP_CTL_WARN : KVP_CTL_PLAIN, "%s",
                        kvp_ctl_count(device->restarts).text);
@@ -150,8 +164,9 @@ static void memory_print(const struct kvp_ctl *ctl, const kvpool_server_info *in
   kvp_ctl_table_print(table);
 }
 
-static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *info) {
-  states_print(ctl, info);
+static void devices_print(const struct kvp_ctl *ctl, const kvpool_server_info *info,
+                          const kvpool_session_list *sessions) {
+  states_print(ctl, info, sessions);
   for (size_t i = 0; i < kvpool_server_info_device_count(info); i++) {
     const kvpool_device_info *device = kvpool_server_info_device(info, i);
     if (device->waiting_for[0] != '\0') {
@@ -193,6 +208,24 @@ static void formats_print(const struct kvp_ctl *ctl, const kvpool_server_info *i
   kvp_ctl_table_print(table);
 }
 
+static int info_print(struct kvp_ctl *ctl, const kvpool_server_info *info) {
+  kvpool_session_list *sessions; /* whose workers' rings are counted */
+  kvpool_error error;
+  if (kvpool_session_list_get(ctl->client, &sessions, &error) != KVPOOL_OK) {
+    return kvp_ctl_fail(ctl, &error);
+  }
+  kvp_ctl_print("%skvpoold %s%s, protocol version %u, pid %llu, up %s\n\n",
+                kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD), kvpool_server_info_version(info),
+                kvp_ctl_terminal_reset(&ctl->terminal), kvpool_server_info_protocol_version(info),
+                (unsigned long long)kvpool_server_info_pid(info),
+                kvp_ctl_duration(kvp_ctl_age_ns(kvpool_server_info_started_unix_ns(info))).text);
+  devices_print(ctl, info, sessions);
+  kvp_ctl_print("\n");
+  formats_print(ctl, info);
+  kvpool_session_list_destroy(sessions);
+  return KVP_CTL_OK;
+}
+
 static int info_run(struct kvp_ctl *ctl, int argc, char **argv) {
   int exit_status;
   if (!kvp_ctl_parse(ctl, &kvp_ctl_info, argc, argv, NULL, &exit_status)) {
@@ -210,17 +243,10 @@ static int info_run(struct kvp_ctl *ctl, int argc, char **argv) {
   if (ctl->json) {
     info_json(ctl, info);
   } else {
-    kvp_ctl_print("%skvpoold %s%s, protocol version %u, pid %llu, up %s\n\n",
-                  kvp_ctl_terminal_role(&ctl->terminal, KVP_CTL_BOLD), kvpool_server_info_version(info),
-                  kvp_ctl_terminal_reset(&ctl->terminal), kvpool_server_info_protocol_version(info),
-                  (unsigned long long)kvpool_server_info_pid(info),
-                  kvp_ctl_duration(kvp_ctl_age_ns(kvpool_server_info_started_unix_ns(info))).text);
-    devices_print(ctl, info);
-    kvp_ctl_print("\n");
-    formats_print(ctl, info);
+    exit_status = info_print(ctl, info);
   }
   kvpool_server_info_destroy(info);
-  return KVP_CTL_OK;
+  return exit_status;
 }
 
 const struct kvp_ctl_command kvp_ctl_info = {
@@ -229,7 +255,8 @@ const struct kvp_ctl_command kvp_ctl_info = {
     .details =
         "Memory: LIMIT is what pools and buffers may take together, LEFT what of it is free; each of their memories "
         "takes whole pieces of the device (2 MiB of a GPU). OTHERS is what contexts and other processes have in use, "
-        "as of the last two seconds.\n\n"
+        "as of the last two seconds. GRPC STEPS are done, IN FLIGHT not yet, of steps over gRPC; RING STEPS is "
+        "what was taken out of the rings of the workers that are attached now.\n\n"
         "Examples:\n"
         "  kvpoolctl info\n"
         "  kvpoolctl info --json | jq '.devices[] | select(.state != \"serving\")'",

@@ -47,7 +47,16 @@ static json_t *session_json(const kvpool_session_list *list, size_t index) {
   return object;
 }
 
-static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *session) {
+/* Of the workers that are attached to it now. */
+static uint64_t ring_steps_of(const kvpool_session_list *list, size_t index) {
+  uint64_t steps = 0;
+  for (size_t i = 0; i < kvpool_session_list_item(list, index)->attachment_count; i++) {
+    steps += kvpool_session_list_attachment(list, index, i)->steps_taken;
+  }
+  return steps;
+}
+
+static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *session, uint64_t ring_steps) {
   kvp_ctl_table_row(table);
   kvp_ctl_table_cell(table, KVP_CTL_BOLD, "%llu", (unsigned long long)session->session_id);
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", session->name);
@@ -62,6 +71,7 @@ static void session_row(struct kvp_ctl_table *table, const kvpool_session_info *
   kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%u", session->steps_in_flight);
   kvp_ctl_table_cell(table, session->steps_refused > 0 ? KVP_CTL_WARN : KVP_CTL_PLAIN, "%s",
                      kvp_ctl_count(session->steps_refused).text);
+  kvp_ctl_table_cell(table, KVP_CTL_PLAIN, "%s", kvp_ctl_count(ring_steps).text);
 }
 
 /* The second table, when there is anything to say. */
@@ -99,8 +109,9 @@ static void attachments_print(const struct kvp_ctl *ctl, const kvpool_session_li
 }
 
 static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list *list) {
-  static const char *const columns[] = {">ID",     "NAME",     "?NAMESPACE", ">PID",   "?>UID",       ">AGE",
-                                        ">BLOCKS", ">BUFFERS", "?>QUEUES",   ">STEPS", "?>IN FLIGHT", ">REFUSED"};
+  static const char *const columns[] = {">ID",         "NAME",     "?NAMESPACE", ">PID",     "?>UID",
+                                        ">AGE",        ">BLOCKS",  ">BUFFERS",   "?>QUEUES", ">GRPC STEPS",
+                                        "?>IN FLIGHT", ">REFUSED", ">RING STEPS"};
   size_t count = kvpool_session_list_count(list);
   if (count == 0) {
     kvp_ctl_print("no sessions\n");
@@ -111,7 +122,7 @@ static void sessions_print(const struct kvp_ctl *ctl, const kvpool_session_list 
   struct kvp_ctl_table *table = kvp_ctl_table_new(ctl, columns, sizeof columns / sizeof columns[0]);
   for (size_t i = 0; i < count; i++) {
     const kvpool_session_info *session = kvpool_session_list_item(list, i);
-    session_row(table, session);
+    session_row(table, session, ring_steps_of(list, i));
     blocks += session->blocks;
     buffer_bytes += session->buffer_bytes;
   }
@@ -156,9 +167,10 @@ const struct kvp_ctl_command kvp_ctl_sessions = {
     .summary = "who is connected, and the blocks, buffers and steps of each",
     .details =
         "PID and UID are those of the process at the other end of the socket. BLOCKS counts all pools; `kvpoolctl "
-        "blocks POOL` shows where they lie. The second table has the workers that are attached to a session; STEPS "
-        "of "
-        "them is what came through the ring since their executor was started.\n\n"
+        "blocks POOL` shows where they lie. GRPC STEPS, IN FLIGHT and REFUSED are of steps over gRPC alone: of a "
+        "ring's, kvpoold knows how many were taken out of it. RING STEPS adds them up for the workers that are "
+        "attached now, whom the second table has; STEPS of one is what came through its ring since its executor was "
+        "started.\n\n"
         "Examples:\n"
         "  kvpoolctl sessions\n"
         "  kvpoolctl sessions --json | jq '.sessions | max_by(.blocks)'",

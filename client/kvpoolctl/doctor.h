@@ -101,9 +101,11 @@ struct kvp_ctl_socket_look {
   enum kvp_ctl_socket_state state;
   const char *kind;        /* FOREIGN: "file", "directory" ... */
   int failure;             /* errno of CLOSED */
-  uint32_t uid, gid, mode; /* of the file, where it can be seen */
-  long peer_pid;           /* of ANSWERS, 0 where it is out of sight: who listens */
-  uint32_t peer_uid;       /* of ANSWERS and, by the file's owner, of FULL */
+  uint32_t uid, gid, mode; /* of the file; of `directory`, where there is one */
+  /* CLOSED, and what is there is out of sight: the last of the path's directories that is not. Else "". */
+  char directory[kvp_ctl_path_bytes_max];
+  long peer_pid;     /* of ANSWERS, 0 where it is out of sight: who listens */
+  uint32_t peer_uid; /* of ANSWERS and, by the file's owner, of FULL */
 };
 
 enum { kvp_ctl_socket_path_max = 107 };

@@ -70,6 +70,25 @@ static void directory_check(struct kvp_ctl_doctor *doctor, const char *socket) {
   }
 }
 
+/* What is behind a directory that this user may not enter, nobody knows. */
+static void directory_closed(struct kvp_ctl_doctor *doctor, const char *socket,
+                             const struct kvp_ctl_socket_look *look) {
+  struct kvp_ctl_finding *finding = kvp_ctl_doctor_add(
+      doctor, KVP_CTL_FINDING_PROBLEM, "socket",
+      "uid %u can't see whether %s is there: %s (%s is uid %u's, group %u, mode %04o)", (unsigned)geteuid(), socket,
+      strerror(look->failure), look->directory, look->uid, look->gid, look->mode);
+  if ((look->mode & S_IXOTH) != 0) {
+    kvp_ctl_doctor_advise(finding, "see to what else guards %s: access control lists, a security module",
+                          look->directory);
+  } else if ((look->mode & S_IXGRP) != 0) {
+    kvp_ctl_doctor_advise(finding, "join group %u, or use sudo", look->gid);
+  } else {
+    kvp_ctl_doctor_advise(
+        finding, "its mode lets in its owner alone: let kvpoold put its socket into a directory that its users "
+                 "may enter (the unit's RuntimeDirectory), chmod this one, or use sudo");
+  }
+}
+
 /* Somebody has it who is no kvpoold of ours, or there is no socket to be had. */
 static void path_taken(struct kvp_ctl_doctor *doctor, const char *socket, const struct kvp_ctl_socket_look *look) {
   struct kvp_ctl_finding *finding = NULL;
@@ -84,6 +103,8 @@ static void path_taken(struct kvp_ctl_doctor *doctor, const char *socket, const 
                                  "%s is a %s, no socket: kvpoold does not start there", socket, look->kind);
     kvp_ctl_doctor_advise(finding,
                           "move it away, or name another path with --socket (`socket` in the configuration)");
+  } else if (look->directory[0] != '\0') {
+    directory_closed(doctor, socket, look);
   } else {
     finding =
         kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "socket",

@@ -1,7 +1,9 @@
 /* What is at the path of a unix socket. */
 #include <assert.h>
 #include <errno.h>
+#include <libgen.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -45,6 +47,21 @@ static void peer_look(int fd, struct kvp_ctl_socket_look *look) {
   look->peer_uid = peer.uid;
 }
 
+/* The directory that lets nobody of ours in: of its own directories everything can be seen. */
+static void directory_look(const char *path, struct kvp_ctl_socket_look *look) {
+  char copy[kvp_ctl_path_bytes_max];
+  struct stat status = {0};
+  char *directory = copy;
+  (void)snprintf(copy, sizeof copy, "%s", path);
+  do {
+    directory = dirname(directory);
+  } while (stat(directory, &status) != 0 && strcmp(directory, "/") != 0 && strcmp(directory, ".") != 0);
+  (void)snprintf(look->directory, sizeof look->directory, "%s", directory);
+  look->uid = status.st_uid;
+  look->gid = status.st_gid;
+  look->mode = status.st_mode & 07777U;
+}
+
 void kvp_ctl_doctor_socket(const char *path, int type, struct kvp_ctl_socket_look *out) {
   struct sockaddr_un address = {.sun_family = AF_UNIX};
   struct stat status = {0};
@@ -56,6 +73,9 @@ void kvp_ctl_doctor_socket(const char *path, int type, struct kvp_ctl_socket_loo
   if (stat(path, &status) != 0) {
     out->state = errno == ENOENT || errno == ENOTDIR ? KVP_CTL_SOCKET_NONE : KVP_CTL_SOCKET_CLOSED;
     out->failure = errno;
+    if (out->failure == EACCES) {
+      directory_look(path, out);
+    }
     return;
   }
   out->uid = out->peer_uid = status.st_uid;

@@ -69,6 +69,11 @@ static void attach_failed(struct kvp_ctl_doctor *doctor, const struct kvp_ctl_so
       kvp_ctl_doctor_add(doctor, KVP_CTL_FINDING_PROBLEM, "attach socket", "no worker can attach: %s", error->text);
   switch (look->state) {
   case KVP_CTL_SOCKET_CLOSED:
+    if (look->directory[0] != '\0') {
+      kvp_ctl_doctor_advise(finding, "%s is uid %u's, group %u, mode %04o: this user may not enter it",
+                            look->directory, look->uid, look->gid, look->mode);
+      return;
+    }
     kvp_ctl_doctor_advise(finding,
                           "it is uid %u's, group %u, mode %04o: the worker joins that group (--group-add %u, "
                           "supplementalGroups), or socket_mode lets others in",

@@ -22,6 +22,7 @@ struct kvp_control {
   struct kvp_memories memories;
   pthread_t thread;
   bool closed_by_peer;
+  bool told_to_stop;
   struct kvp_object_change *asked; /* removals that are pending */
   struct kvp_fd_message message;
 };
@@ -393,6 +394,11 @@ static void *control_main(void *argument) {
     device->backend->thread_begin(device);
   }
   while ((status = message_receive(control)) == KVP_OK) {
+    if (message->kind == KVP_CONTROL_STOP) {
+      control->told_to_stop = true;
+      kvp_fd_message_close_fds(message);
+      continue;
+    }
     const uint32_t expected = body_bytes_of(message->kind);
     if (expected == 0 || message->body_bytes != expected) {
       kvp_log(KVP_LOG_ERROR, "control_message_unknown", "kind=%u body_bytes=%u", message->kind, message->body_bytes);
@@ -442,7 +448,7 @@ struct kvp_control *kvp_control_start(int socket, struct kvp_device *device, str
   return control;
 }
 
-bool kvp_control_destroy(struct kvp_control *control) {
+enum kvp_control_end kvp_control_destroy(struct kvp_control *control) {
   atomic_store(&control->memories.device->closing, true);
   (void)shutdown(control->socket, SHUT_RDWR); /* ends a receive that waits */
   (void)pthread_join(control->thread, NULL);
@@ -466,7 +472,9 @@ bool kvp_control_destroy(struct kvp_control *control) {
     buffer_free(control, buffer);
   }
   kvp_memories_deinit(&control->memories);
-  const bool closed_by_peer = control->closed_by_peer;
+  const enum kvp_control_end end = !control->closed_by_peer ? KVP_CONTROL_END_NONSENSE
+                                   : control->told_to_stop  ? KVP_CONTROL_END_TOLD
+                                                            : KVP_CONTROL_END_CLOSED;
   free(control);
-  return closed_by_peer;
+  return end;
 }

@@ -16,9 +16,14 @@ struct kvp_control;
 struct kvp_control *kvp_control_start(int socket, struct kvp_device *device, struct kvp_server *server,
                                       struct kvp_error *error);
 
-/* The server has stopped. Ends the thread, then frees the server's objects and all memories. True: the supervisor had
- * closed the socket; false: it had sent nonsense. */
-bool kvp_control_destroy(struct kvp_control *control);
+enum kvp_control_end {
+  KVP_CONTROL_END_NONSENSE, /* from the supervisor */
+  KVP_CONTROL_END_CLOSED,   /* the socket, without a word: the supervisor may be dead */
+  KVP_CONTROL_END_TOLD,
+};
+
+/* The server has stopped. Ends the thread, then frees the server's objects and all memories. */
+enum kvp_control_end kvp_control_destroy(struct kvp_control *control);
 
 /* Sends the outcome of a request; those numbered 0 want none. */
 void kvp_control_result_send(int socket, uint32_t request, const struct kvp_error *error);

@@ -45,9 +45,11 @@ static struct mapped_memory *range_reserve(uint64_t bytes, struct kvp_error *err
   return memory;
 }
 
-static enum kvp_status chunk_map(struct mapped_memory *memory, uint64_t offset, int fd, uint64_t bytes, int flags,
-                                 struct kvp_error *error) {
-  void *map = mmap(memory->base.base + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | flags, fd, 0);
+/* bytes of the descriptor from `from` on, which is a page's beginning, at `offset` of the memory. */
+static enum kvp_status chunk_map(struct mapped_memory *memory, uint64_t offset, int fd, uint64_t from, uint64_t bytes,
+                                 int flags, struct kvp_error *error) {
+  void *map = mmap(memory->base.base + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | flags, fd,
+                   (off_t)from);
   if (map == MAP_FAILED) {
     return kvp_error_set(error, KVP_OUT_OF_MEMORY, "a chunk of %llu bytes can't be mapped: %s",
                          (unsigned long long)bytes, strerror(errno));
@@ -96,7 +98,8 @@ enum kvp_status kvp_device_host_memory_create(struct kvp_device *device, const c
       goto err_chunks;
     }
     /* New memory is slow anyway: its page tables are made here and not one by one in the first steps. */
-    status = chunk_map(memory, (uint64_t)made * kvp_chunk_memory_bytes, fds[made], chunk_bytes, MAP_POPULATE, error);
+    status =
+        chunk_map(memory, (uint64_t)made * kvp_chunk_memory_bytes, fds[made], 0, chunk_bytes, MAP_POPULATE, error);
     if (status != KVP_OK) {
       (void)close(fds[made]);
       goto err_chunks;
@@ -132,7 +135,7 @@ enum kvp_status kvp_device_host_memory_import(struct kvp_device *device, uint64_
     }
     status = kvp_memory_fd_check(fds[i], chunk_bytes[i], error);
     if (status == KVP_OK) {
-      status = chunk_map(memory, offset, fds[i], chunk_bytes[i], 0, error);
+      status = chunk_map(memory, offset, fds[i], 0, chunk_bytes[i], 0, error);
     }
     offset += chunk_bytes[i];
   }
@@ -155,20 +158,38 @@ static const char *import_kind_name(uint32_t kind) {
   }
 }
 
-/* The whole allocation is mapped: where it begins is a page's beginning. */
+/* The pages that the buffer needs, as the supervisor has charged them, and no other: an allocation may be any number of
+ * bytes, most of them holes. */
+static enum kvp_status memfd_open(const struct kvp_control_open *request, int fd, struct kvp_memory **out,
+                                  struct kvp_error *error) {
+  const uint64_t head_bytes = request->offset_bytes % (uint64_t)sysconf(_SC_PAGESIZE);
+  enum kvp_status status = kvp_memory_fd_check(fd, request->allocation_bytes, error);
+  if (status != KVP_OK) {
+    return status;
+  }
+  struct mapped_memory *memory = range_reserve(head_bytes + request->bytes, error);
+  if (memory == NULL) {
+    return KVP_OUT_OF_MEMORY;
+  }
+  status = chunk_map(memory, 0, fd, request->offset_bytes - head_bytes, head_bytes + request->bytes, 0, error);
+  if (status != KVP_OK) {
+    memory_free(memory);
+    return status;
+  }
+  memory->base.base += head_bytes;
+  memory->base.bytes = request->bytes;
+  *out = &memory->base;
+  return KVP_OK;
+}
+
 enum kvp_status kvp_device_host_memory_open(struct kvp_device *device, const struct kvp_control_open *request, int fd,
                                             struct kvp_memory **out, struct kvp_error *error) {
+  (void)device;
   if (request->kind != KVP_IMPORT_MEMFD) {
     return kvp_error_set(error, KVP_UNIMPLEMENTED, "memory %llu: kind %u is %s, a host device takes memfds",
                          (unsigned long long)request->memory_id, request->kind, import_kind_name(request->kind));
   }
-  enum kvp_status status = kvp_device_host_memory_import(device, request->allocation_bytes, &fd,
-                                                         &request->allocation_bytes, 1, out, error);
-  if (status == KVP_OK) {
-    (*out)->base += request->offset_bytes;
-    (*out)->bytes = request->bytes;
-  }
-  return status;
+  return memfd_open(request, fd, out, error);
 }
 
 void kvp_device_host_memory_destroy(struct kvp_device *device, struct kvp_memory *memory) {

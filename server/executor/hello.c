@@ -83,17 +83,17 @@ static bool lock_is_there(int lock, const char *path) {
 }
 
 /* A dying process's descriptors close in no order: its end of the control socket may be gone before its lock is. */
-static bool lock_patiently(int lock) {
+static bool lock_take(int lock, int tries_max) {
   const struct timespec pause = {.tv_nsec = 10000000};
   bool locked = flock(lock, LOCK_EX | LOCK_NB) == 0;
-  for (int tries = 0; !locked && tries < lock_tries_max; tries++) {
+  for (int tries = 0; !locked && tries < tries_max; tries++) {
     (void)nanosleep(&pause, NULL);
     locked = flock(lock, LOCK_EX | LOCK_NB) == 0;
   }
   return locked;
 }
 
-static void remove_stale(const char *socket_path, const char *lock_path) {
+static void remove_stale(const char *socket_path, const char *lock_path, int tries_max) {
   if (lock_path[0] == '\0' || socket_path[0] == '\0') {
     return;
   }
@@ -102,13 +102,14 @@ static void remove_stale(const char *socket_path, const char *lock_path) {
     return;
   }
   /* A successor takes the lock before it makes its socket: while we hold it, the socket there is the dead one's. */
-  if (lock_patiently(lock) && lock_is_there(lock, lock_path) && unlink(socket_path) == 0) {
+  if (lock_take(lock, tries_max) && lock_is_there(lock, lock_path) && unlink(socket_path) == 0) {
     kvp_log(KVP_LOG_WARNING, "stale_socket_removed", "path=\"%s\"", socket_path);
   }
   (void)close(lock);
 }
 
-void kvp_hello_clean_up(const struct kvp_hello *hello) {
-  remove_stale(hello->body.socket_path, hello->body.lock_path);
-  remove_stale(hello->body.attach_socket_path, hello->body.attach_lock_path);
+void kvp_hello_clean_up(const struct kvp_hello *hello, bool may_be_dying) {
+  const int tries_max = may_be_dying ? lock_tries_max : 0;
+  remove_stale(hello->body.socket_path, hello->body.lock_path, tries_max);
+  remove_stale(hello->body.attach_socket_path, hello->body.attach_lock_path, tries_max);
 }

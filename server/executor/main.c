@@ -117,7 +117,8 @@ static void ready_send(int socket, const struct kvp_hello *hello, const struct k
 }
 
 /* Opens, serves until the end, closes. Returns the exit code; *error when it never came to serving. */
-static int serve(int socket, const struct kvp_hello *hello, struct kvp_ring *ring, struct kvp_error *error) {
+static int serve(int socket, const struct kvp_hello *hello, struct kvp_ring *ring, enum kvp_control_end *end,
+                 struct kvp_error *error) {
   int code = exit_refused;
   const struct kvp_server_options server_options = {
       .ring = ring,
@@ -146,8 +147,8 @@ static int serve(int socket, const struct kvp_hello *hello, struct kvp_ring *rin
   }
   const bool served = kvp_server_run(server);
   device->backend->stop(device);
-  const bool closed_by_peer = kvp_control_destroy(control);
-  code = served && closed_by_peer ? EXIT_SUCCESS : EXIT_FAILURE;
+  *end = kvp_control_destroy(control);
+  code = served && *end != KVP_CONTROL_END_NONSENSE ? EXIT_SUCCESS : EXIT_FAILURE;
   kvp_server_destroy(server);
   device->backend->close(device);
   return code;
@@ -176,13 +177,14 @@ int main(int argc, char **argv) {
   struct kvp_error error = {0};
   struct kvp_hello hello;
   struct kvp_ring ring;
+  enum kvp_control_end end = KVP_CONTROL_END_CLOSED;
   int code = exit_refused;
   if (kvp_hello_receive(arguments.control_fd, arguments.device, &hello, &error) != KVP_OK) {
     kvp_log(KVP_LOG_ERROR, "executor_refused", "device=%s text=\"%s\"", arguments.device, error.text);
     return code;
   }
   if (kvp_ring_init(&ring, hello.ring, KVP_RING_EXECUTOR, &error) == KVP_OK) {
-    code = serve(arguments.control_fd, &hello, &ring, &error);
+    code = serve(arguments.control_fd, &hello, &ring, &end, &error);
     kvp_ring_deinit(&ring);
   }
   if (code == exit_refused) {
@@ -190,8 +192,10 @@ int main(int argc, char **argv) {
     kvp_log(KVP_LOG_DEBUG, "executor_refused", "device=%s text=\"%s\"", arguments.device, error.text);
     kvp_control_result_send(arguments.control_fd, hello.request, &error);
   } else {
-    kvp_hello_clean_up(&hello);
-    kvp_log(KVP_LOG_INFO, "executor_stopped", "device=%s code=%d", arguments.device, code);
+    const bool told = end == KVP_CONTROL_END_TOLD;
+    kvp_hello_clean_up(&hello, !told);
+    kvp_log(KVP_LOG_INFO, "executor_stopped", "device=%s code=%d told=%s", arguments.device, code,
+            told ? "yes" : "no");
   }
   kvp_hello_close_fds(&hello);
   if (code == EXIT_FAILURE) {

@@ -97,7 +97,8 @@ static enum kvp_status attach(struct kvp_attachment *attachment, const struct kv
   session->attachments++;
   daemon->attachments.count++;
   daemon->attachments.greeting_count--;
-  return kvp_attachment_make_ring(attachment, error);
+  kvp_attachment_make_ring(attachment);
+  return KVP_OK;
 
 err_ring:
   kvp_device_release_ring(device, kvp_attach_ring_bytes());

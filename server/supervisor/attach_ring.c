@@ -1,4 +1,4 @@
-/* Memory and descriptors that one attachment and its executor share. Loop thread only. */
+/* Memory and descriptors that one attachment and its executor share. One thread at a time. */
 #include "server/supervisor/attach_ring.h"
 
 #include <errno.h>

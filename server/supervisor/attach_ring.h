@@ -2,7 +2,7 @@
  *
  * Made anew for every executor. The supervisor makes all of it, hands it to both sides and keeps two maps: of the
  * timelines, to poison what nobody will count up any more, and of the status, which nobody else can write. Nothing
- * in the ring or the timelines is believed. Loop thread only.
+ * in the ring or the timelines is believed. One thread at a time: making and unmaking takes long.
  */
 #ifndef KVPOOL_SUPERVISOR_ATTACH_RING_H
 #define KVPOOL_SUPERVISOR_ATTACH_RING_H

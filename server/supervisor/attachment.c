@@ -16,12 +16,10 @@
 #include "server/supervisor/daemon.h"
 #include "server/supervisor/step_queue.h"
 
-static const uint64_t ns_per_ms = 1000000;
-
 /* ---- the end ----------------------------------------------------------------------------------------------------
  */
 
-static void ring_forget(struct kvp_attachment *attachment) {
+void kvp_attachment_forget_ring(struct kvp_attachment *attachment) {
   if (attachment->ring_known) {
     attachment->ring_known = false;
     attachment->device->rings--;
@@ -43,7 +41,6 @@ static void attachment_free(struct kvp_attachment *attachment) {
     session->attachments--;
   }
   kvp_fd_budget_release(&daemon->fds, kvp_greeting_fds);
-  kvp_attach_ring_deinit(&attachment->ring);
   free(attachment);
   if (session != NULL) {
     kvp_session_settle(daemon, session);
@@ -52,8 +49,13 @@ static void attachment_free(struct kvp_attachment *attachment) {
 }
 
 void kvp_attachment_settle(struct kvp_attachment *attachment) {
-  if (attachment->state == KVP_ATTACHMENT_ENDING && !attachment->channel_open && attachment->answers_owed == 0 &&
-      attachment->buffers == 0 && attachment->request.state != KVP_ATTACH_MAKING_BUFFER) {
+  if (attachment->state != KVP_ATTACHMENT_ENDING || attachment->channel_open || attachment->answers_owed > 0 ||
+      attachment->buffers > 0 || attachment->request.state == KVP_ATTACH_MAKING_BUFFER || attachment->ring_at_work) {
+    return;
+  }
+  if (attachment->ring.there) {
+    kvp_attachment_unmake_ring(attachment); /* and once more, then */
+  } else {
     attachment_free(attachment);
   }
 }
@@ -69,7 +71,7 @@ static void on_detached(void *context, const struct kvp_error *error) {
   KVP_FAILPOINT("daemon.ring_detached");
   (void)error; /* device_lost is as good, and so is a ring that it has not got: it writes no word any more */
   attachment->answers_owed--;
-  ring_forget(attachment);
+  kvp_attachment_forget_ring(attachment);
   kvp_attach_ring_poison(&attachment->ring);
   kvp_attachment_settle(attachment);
 }
@@ -93,6 +95,11 @@ static void release_buffers(const struct kvp_attachment *attachment) {
 
 static void say_end(struct kvp_attachment *attachment, const struct kvp_error *reason) {
   bool was_asking = attachment->state <= KVP_ATTACHMENT_ATTACHING;
+  struct kvp_error refusal;
+  if (was_asking && reason->status == KVP_OK) { /* a session's good end is no good answer to ATTACH */
+    (void)kvp_error_set(&refusal, KVP_UNKNOWN_SESSION, "%s", reason->text);
+    reason = &refusal;
+  }
   kvp_attach_channel_send(&attachment->channel, was_asking ? KVP_ATTACH_RESULT : KVP_ATTACH_ENDED,
                           was_asking ? attachment->hello_request : 0, reason, sizeof *reason, NULL, 0);
   if (attachment->state >= KVP_ATTACHMENT_SERVING) {
@@ -183,7 +190,7 @@ void kvp_attachment_end_silent(struct kvp_daemon *daemon, uint64_t now_ms) {
   }
 }
 
-/* ---- ring -------------------------------------------------------------------------------------------------------
+/* ---- requests ---------------------------------------------------------------------------------------------------
  */
 
 void kvp_attachment_look(struct kvp_attachment *attachment) {
@@ -196,83 +203,6 @@ void kvp_attachment_look(struct kvp_attachment *attachment) {
   }
 }
 
-static void fill_welcome(const struct kvp_attachment *attachment, struct kvp_attach_welcome *out) {
-  const struct kvp_daemon *daemon = attachment->daemon;
-  const struct kvp_device *device = attachment->device;
-  const struct kvp_control_ready *ready = kvp_executor_link_info(device->link);
-  memset(out, 0, sizeof *out);
-  out->version = KVP_ATTACH_VERSION;
-  out->flags |= (ready->flags & KVP_READY_MPS) != 0 ? (uint32_t)KVP_ATTACH_MPS : 0U;
-  out->flags |= (ready->flags & KVP_READY_DEVICE_FDS) != 0 ? (uint32_t)KVP_ATTACH_DEVICE_FDS : 0U;
-  out->attachment_id = attachment->id;
-  out->generation = attachment->ring.status_page->generation;
-  out->epoch = daemon->epoch;
-  out->deadline_ns_max = daemon->config->wait_deadline_max_ms * ns_per_ms;
-  out->memory_granularity_bytes = ready->memory_granularity_bytes;
-  memcpy(out->device, device->name, sizeof out->device);
-  memcpy(out->uuid, ready->uuid, sizeof out->uuid);
-}
-
-static void welcome(struct kvp_attachment *attachment) {
-  bool first = attachment->state == KVP_ATTACHMENT_ATTACHING;
-  struct kvp_attach_welcome body;
-  int fds[kvp_attach_fd_count];
-  fill_welcome(attachment, &body);
-  kvp_attach_ring_worker_fds(&attachment->ring, fds);
-  attachment->state = KVP_ATTACHMENT_SERVING;
-  kvp_log(first ? KVP_LOG_INFO : KVP_LOG_DEBUG, first ? "attached" : "attached_again",
-          "attachment=%" PRIu64 " session=%" PRIu64 " device=%s pid=%d uid=%u generation=%" PRIu64, attachment->id,
-          attachment->session->id, attachment->device->name, (int)attachment->peer.pid,
-          (unsigned)attachment->peer.uid, body.generation);
-  kvp_attach_channel_send(&attachment->channel, first ? KVP_ATTACH_ATTACHED : KVP_ATTACH_DEVICE_RESTORED,
-                          first ? attachment->hello_request : 0, &body, sizeof body, fds, kvp_attach_fd_count);
-  kvp_attach_ring_shared(&attachment->ring);
-  KVP_FAILPOINT("daemon.attach_welcomed");
-  kvp_attachment_look(attachment);
-}
-
-static void on_ring_attached(void *context, const struct kvp_error *error) {
-  struct kvp_attachment *attachment = context;
-  attachment->answers_owed--;
-  if (error->status != KVP_OK) {
-    ring_forget(attachment);
-  }
-  if (attachment->state == KVP_ATTACHMENT_ENDING) {
-    kvp_attachment_settle(attachment);
-  } else if (error->status == KVP_OK) {
-    welcome(attachment);
-  } else if (attachment->state == KVP_ATTACHMENT_LOST && error->status == KVP_DEVICE_LOST) {
-    kvp_attach_ring_deinit(&attachment->ring); /* it was never handed out; the next executor gets another */
-  } else {
-    kvp_attachment_end(attachment, error);
-  }
-}
-
-enum kvp_status kvp_attachment_make_ring(struct kvp_attachment *attachment, struct kvp_error *error) {
-  struct kvp_device *device = attachment->device;
-  struct kvp_attach_ring ring;
-  enum kvp_status status = kvp_attach_ring_init(&ring, kvp_executor_link_restarts(device->link) + 1, error);
-  if (status != KVP_OK) {
-    return status;
-  }
-  kvp_attach_ring_deinit(&attachment->ring);
-  attachment->ring = ring;
-  const struct kvp_control_ring body = {.attachment_id = attachment->id,
-                                        .deadline_ns_max =
-                                            attachment->daemon->config->wait_deadline_max_ms * ns_per_ms,
-                                        .owner = attachment->session->slot,
-                                        .queue = attachment->queue};
-  int fds[kvp_control_ring_fd_count];
-  kvp_attach_ring_executor_fds(&attachment->ring, fds);
-  attachment->ring_known = true;
-  device->rings++;
-  attachment->answers_owed++;
-  kvp_executor_link_request(device->link, KVP_CONTROL_RING_ATTACH, &body, sizeof body, fds, kvp_control_ring_fd_count,
-                            NULL, on_ring_attached, attachment);
-  KVP_FAILPOINT("daemon.ring_made");
-  return KVP_OK;
-}
-
 /* ---- its executor -----------------------------------------------------------------------------------------------
  */
 
@@ -282,7 +212,7 @@ void kvp_attachment_device_lost(struct kvp_device *device) {
   for (struct kvp_attachment *attachment = device->daemon->attachments.first; attachment != NULL;
        attachment = attachment->next) {
     if (attachment->device == device && attachment->state == KVP_ATTACHMENT_SERVING) {
-      ring_forget(attachment);
+      kvp_attachment_forget_ring(attachment);
       kvp_attach_ring_tell(&attachment->ring, KVP_ATTACH_STATE_LOST, &error);
       kvp_attach_ring_poison(&attachment->ring);
       attachment->state = KVP_ATTACHMENT_LOST;
@@ -296,14 +226,13 @@ void kvp_attachment_device_lost(struct kvp_device *device) {
 void kvp_attachment_device_serving(struct kvp_device *device) {
   for (struct kvp_attachment *attachment = device->daemon->attachments.first; attachment != NULL;
        attachment = attachment->next) {
-    struct kvp_error error;
     if (attachment->device != device || attachment->state != KVP_ATTACHMENT_LOST) {
       continue;
     }
     if (device->daemon->state >= KVP_DAEMON_DRAINING) {
       end_draining(attachment);
-    } else if (kvp_attachment_make_ring(attachment, &error) != KVP_OK) {
-      kvp_attachment_end(attachment, &error);
+    } else if (!attachment->ring_at_work) { /* else a ring for the executor before is made: its end sees this one */
+      kvp_attachment_make_ring(attachment);
     }
   }
 }

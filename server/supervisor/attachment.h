@@ -25,7 +25,7 @@ struct kvp_session;
 
 enum kvp_attachment_state {
   KVP_ATTACHMENT_GREETING,  /* its first message has not come */
-  KVP_ATTACHMENT_ATTACHING, /* the executor has not answered */
+  KVP_ATTACHMENT_ATTACHING, /* its ring is not made, or the executor has not answered */
   KVP_ATTACHMENT_SERVING,
   KVP_ATTACHMENT_LOST, /* until the next executor has its new ring */
   KVP_ATTACHMENT_ENDING,
@@ -47,6 +47,7 @@ struct kvp_attachment {
   struct kvp_device *device;
   uint32_t queue;
   struct kvp_attach_ring ring;
+  bool ring_at_work;     /* one is made or unmade, on a thread */
   bool ring_known;       /* to the device's executor; one of device->rings */
   uint32_t answers_owed; /* by the executor, about the ring */
   uint32_t buffers;      /* made here and not gone; by buffer.c */

@@ -14,8 +14,12 @@ enum {
                        (kvp_attach_queue_max + 1) / 2 * kvp_attach_fd_count + kvp_attach_chunks_per_message,
 };
 
-/* ATTACHING or LOST: makes a ring and hands it to the executor, whose answer goes on. On an error nothing has changed.
- */
-enum kvp_status kvp_attachment_make_ring(struct kvp_attachment *attachment, struct kvp_error *error);
+/* By attachment_ring.c. ATTACHING or LOST: makes a ring, later, and hands it to the executor, whose answer goes on; what
+ * goes wrong ends the attachment. */
+void kvp_attachment_make_ring(struct kvp_attachment *attachment);
+/* By attachment_ring.c. An ENDING one's, that nobody knows any more: settles again when it is gone. */
+void kvp_attachment_unmake_ring(struct kvp_attachment *attachment);
+/* By attachment.c: the executor hasn't got it any more. */
+void kvp_attachment_forget_ring(struct kvp_attachment *attachment);
 
 #endif

@@ -1,6 +1,6 @@
 /* Buffers.
  *
- * Always holds: every buffer is in its session's list and charged to it (and to the ledger, when it is the daemon's
+ * Always holds: every buffer is in its session's list and charged to it (and to the ledger, unless it is a worker's GPU
  * memory) from the begin of its creation until its memory is given back. */
 #include "server/supervisor/buffer.h"
 
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "proto/attach_wire.h"
 #include "proto/failpoint.h"
 #include "server/log.h"
 #include "server/supervisor/allocate.h"
@@ -27,7 +28,9 @@ static void session_unlink(struct kvp_buffer *buffer) {
   }
   *place = buffer->next;
   session->buffer_count--;
-  session->buffer_bytes -= buffer->bytes;
+  session->buffer_bytes -= buffer->charged_bytes > 0 ? buffer->bytes : 0;
+  session->import_address_bytes -= buffer->address_bytes;
+  buffer->device->import_address_bytes -= buffer->address_bytes;
 }
 
 static void buffer_free(struct kvp_buffer *buffer) {
@@ -125,6 +128,12 @@ static void creation_refused(void *context) {
   creation_end(creation, NULL, &creation->error);
 }
 
+/* What a buffer takes of its device. */
+struct buffer_cost {
+  uint64_t charged_bytes; /* of the ledger */
+  uint64_t address_bytes;
+};
+
 static enum kvp_status session_check(const struct kvp_session *session, uint64_t bytes, struct kvp_error *error) {
   if (session->state != KVP_SESSION_OPEN) {
     return kvp_error_set(error, KVP_UNKNOWN_SESSION, "session %" PRIu64 " is closing", session->id);
@@ -139,9 +148,9 @@ static enum kvp_status session_check(const struct kvp_session *session, uint64_t
   return KVP_OK;
 }
 
-/* *charged: taken from the ledger, on success. */
+/* *cost: what was taken, on success. */
 static enum kvp_status buffer_charge(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
-                                     uint64_t *charged, struct kvp_error *error) {
+                                     struct buffer_cost *cost, struct kvp_error *error) {
   enum kvp_status status = session_check(session, bytes, error);
   if (status == KVP_OK) {
     status = kvp_device_check_serving(device, error);
@@ -160,21 +169,72 @@ static enum kvp_status buffer_charge(struct kvp_session *session, struct kvp_dev
     kvp_ledger_release(&device->ledger, KVP_LEDGER_BUFFER, taken);
     return status;
   }
-  *charged = taken;
+  *cost = (struct buffer_cost){.charged_bytes = taken};
   return KVP_OK;
 }
 
-static enum kvp_status import_charge(struct kvp_session *session, struct kvp_device *device, uint64_t bytes,
+/* The executor maps pages of a memfd that hold the buffer, and all of a GPU's allocation, each time; the driver maps what
+ * an IPC handle stands for, once, so that there is no more of it than the GPU has. */
+static struct buffer_cost import_cost_of(const struct kvp_device *device, const struct kvp_control_open *open) {
+  const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+  const bool on_gpu = (kvp_executor_link_info(device->link)->flags & KVP_READY_DEVICE_FDS) != 0;
+  if (on_gpu) {
+    return (struct buffer_cost){.address_bytes = open->kind == KVP_IMPORT_VMM ? open->allocation_bytes : 0};
+  }
+  if (open->kind != KVP_IMPORT_MEMFD) {
+    return (struct buffer_cost){0}; /* which the executor refuses */
+  }
+  const uint64_t first = open->offset_bytes / page_bytes;
+  const uint64_t last = (open->offset_bytes + open->bytes - 1) / page_bytes;
+  return (struct buffer_cost){.charged_bytes = (last - first + 1) * page_bytes};
+}
+
+static enum kvp_status addresses_check(const struct kvp_session *session, const struct kvp_device *device,
+                                       uint64_t bytes, struct kvp_error *error) {
+  const uint64_t per_session = (uint64_t)kvp_import_address_gib_per_session_max << 30;
+  const uint64_t per_device = (uint64_t)kvp_import_address_gib_per_device_max << 30;
+  if (bytes > per_session - session->import_address_bytes) {
+    return kvp_error_set(error, KVP_QUOTA_EXCEEDED,
+                         "session %" PRIu64 " has workers' allocations of %" PRIu64 " bytes mapped, %" PRIu64
+                         " more than %" PRIu64 " are too many",
+                         session->id, session->import_address_bytes, bytes, per_session);
+  }
+  if (bytes > per_device - device->import_address_bytes) {
+    return kvp_error_set(error, KVP_BUSY,
+                         "%s has workers' allocations of %" PRIu64 " bytes mapped, %" PRIu64 " more than %" PRIu64
+                         " are too many",
+                         device->name, device->import_address_bytes, bytes, per_device);
+  }
+  return KVP_OK;
+}
+
+static enum kvp_status import_charge(struct kvp_session *session, struct kvp_device *device,
+                                     const struct kvp_control_open *open, struct buffer_cost *cost,
                                      struct kvp_error *error) {
-  enum kvp_status status = session_check(session, bytes, error);
+  enum kvp_status status = session_check(session, open->bytes, error);
   if (status == KVP_OK) {
     status = kvp_device_check_serving(device, error);
   }
-  if (status == KVP_OK) {
-    status = kvp_fd_budget_charge(&device->daemon->fds, "a worker's memory", kvp_memory_open_fds, KVP_QUOTA_EXCEEDED,
-                                  error);
+  if (status != KVP_OK) {
+    return status;
   }
-  return status;
+  const struct buffer_cost asked = import_cost_of(device, open);
+  status = addresses_check(session, device, asked.address_bytes, error);
+  if (status == KVP_OK) {
+    status = kvp_ledger_charge(&device->ledger, device->name, KVP_LEDGER_BUFFER, "a worker's memory",
+                               asked.charged_bytes, asked.charged_bytes, error);
+  }
+  if (status != KVP_OK) {
+    return status;
+  }
+  status =
+      kvp_fd_budget_charge(&device->daemon->fds, "a worker's memory", kvp_memory_open_fds, KVP_QUOTA_EXCEEDED, error);
+  if (status != KVP_OK) {
+    kvp_ledger_release(&device->ledger, KVP_LEDGER_BUFFER, asked.charged_bytes);
+    return status;
+  }
+  *cost = asked;
+  return KVP_OK;
 }
 
 static struct buffer_creation *creation_new(struct kvp_daemon *daemon, kvp_buffer_done_fn done, void *context) {
@@ -186,30 +246,33 @@ static struct buffer_creation *creation_new(struct kvp_daemon *daemon, kvp_buffe
 }
 
 static struct kvp_buffer *buffer_new(struct kvp_daemon *daemon, struct kvp_session *session,
-                                     struct kvp_device *device, uint64_t bytes) {
+                                     struct kvp_device *device, uint64_t bytes, const struct buffer_cost *cost) {
   struct kvp_buffer *buffer = kvp_allocate(1, sizeof *buffer);
   buffer->id = ++daemon->next_buffer_id;
   buffer->session = session;
   buffer->device = device;
   buffer->bytes = bytes;
+  buffer->charged_bytes = cost->charged_bytes;
+  buffer->address_bytes = cost->address_bytes;
   buffer->creating = true;
   buffer->next = session->buffers;
   session->buffers = buffer;
   session->buffer_count++;
-  session->buffer_bytes += bytes;
+  session->buffer_bytes += cost->charged_bytes > 0 ? bytes : 0;
+  session->import_address_bytes += cost->address_bytes;
+  device->import_address_bytes += cost->address_bytes;
   return buffer;
 }
 
 void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        uint64_t bytes, kvp_buffer_done_fn done, void *context) {
   struct buffer_creation *creation = creation_new(daemon, done, context);
-  uint64_t charged = 0;
-  if (buffer_charge(session, device, bytes, &charged, &creation->error) != KVP_OK) {
+  struct buffer_cost cost;
+  if (buffer_charge(session, device, bytes, &cost, &creation->error) != KVP_OK) {
     kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
     return;
   }
-  struct kvp_buffer *buffer = buffer_new(daemon, session, device, bytes);
-  buffer->charged_bytes = charged;
+  struct kvp_buffer *buffer = buffer_new(daemon, session, device, bytes, &cost);
   creation->buffer = buffer;
   char name[kvp_name_bytes_max];
   (void)snprintf(name, sizeof name, "kvpool-buffer:%" PRIu64, buffer->id);
@@ -220,14 +283,15 @@ void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, s
 void kvp_buffer_import(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        const struct kvp_control_open *open, int fd, kvp_buffer_done_fn done, void *context) {
   struct buffer_creation *creation = creation_new(daemon, done, context);
-  if (import_charge(session, device, open->bytes, &creation->error) != KVP_OK) {
+  struct buffer_cost cost;
+  if (import_charge(session, device, open, &cost, &creation->error) != KVP_OK) {
     if (fd >= 0) {
       (void)close(fd);
     }
     kvp_deferred_call(daemon->loop, &creation->deferred, creation_refused, creation);
     return;
   }
-  struct kvp_buffer *buffer = buffer_new(daemon, session, device, open->bytes);
+  struct kvp_buffer *buffer = buffer_new(daemon, session, device, open->bytes, &cost);
   buffer->imported = true;
   creation->buffer = buffer;
   kvp_memory_open(device->link, &daemon->fds, ++daemon->next_memory_id, open, fd, creation_has_memory, creation,

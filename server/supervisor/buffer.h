@@ -20,12 +20,13 @@ struct kvp_buffer {
   struct kvp_memory *memory;
   struct kvp_attachment *attachment; /* that made it, and whose end is its own; NULL: none did */
   uint64_t attachment_id;            /* its number, which outlives it; 0: none did */
-  bool imported;                     /* a worker's memory, which the ledger knows nothing of */
+  bool imported;                     /* a worker's memory */
   uint64_t bytes;                    /* as asked for */
-  uint64_t charged_bytes;            /* of the device's ledger: bytes or more */
-  bool creating;                     /* the caller has not been told yet; can't be found */
-  bool releasing;                    /* hidden; goes when `release_fence` is reached */
-  bool parting;                      /* the executor is told that it goes; a successor isn't told of it any more */
+  uint64_t charged_bytes; /* of the device's ledger: bytes or more; 0: a GPU's memory that a worker brought */
+  uint64_t address_bytes; /* of the executor's address space, that such memory takes */
+  bool creating;          /* the caller has not been told yet; can't be found */
+  bool releasing;         /* hidden; goes when `release_fence` is reached */
+  bool parting;           /* the executor is told that it goes; a successor isn't told of it any more */
   uint64_t release_fence;
   struct kvp_buffer *next;           /* of the session */
   struct kvp_buffer *next_releasing; /* of the daemon */
@@ -44,7 +45,9 @@ typedef void (*kvp_buffer_done_fn)(void *context, struct kvp_buffer *buffer, con
  * error. */
 void kvp_buffer_create(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        uint64_t bytes, kvp_buffer_done_fn done, void *context);
-/* The same for memory that a worker brought, as *open says; takes over fd (-1: there is none). */
+/* The same for memory that a worker brought, as *open says; takes over fd (-1: there is none). Host memory is charged
+ * like the daemon's own, by the pages that are mapped of it: a hole's come when a step touches them, and are ours then. A
+ * GPU's is its worker's, who has it already; what is bounded of it is the addresses that it is mapped at. */
 void kvp_buffer_import(struct kvp_daemon *daemon, struct kvp_session *session, struct kvp_device *device,
                        const struct kvp_control_open *open, int fd, kvp_buffer_done_fn done, void *context);
 struct kvp_buffer *kvp_buffer_find(struct kvp_session *session, uint64_t buffer_id, struct kvp_error *error);

@@ -267,6 +267,23 @@ static enum kvp_status start_listening(struct kvp_daemon *daemon, struct kvp_err
   return status;
 }
 
+static void nothing_to_run(uv_work_t *request) {
+  (void)request;
+}
+
+static void nothing_has_run(uv_work_t *request, int status) {
+  (void)request;
+  (void)status;
+}
+
+/* libuv starts its threads with the first work: now, while signals are blocked. A process that may have no threads ends
+ * here, and not when the first worker attaches. */
+static void start_threads(struct kvp_daemon *daemon) {
+  int result = uv_queue_work(daemon->loop, &daemon->threads_start, nothing_to_run, nothing_has_run);
+  assert(result == 0);
+  (void)result;
+}
+
 /* main has blocked the signals before any thread was there; this thread alone takes them. */
 static void unblock_signals(void) {
   sigset_t set;
@@ -303,6 +320,7 @@ int kvp_daemon_run(const struct kvp_config *config) {
     daemon->exit_status = exit_failed;
   } else {
     init_handles(daemon);
+    start_threads(daemon);
     start_devices(daemon);
     unblock_signals();
   }

@@ -44,6 +44,7 @@ struct kvp_daemon {
   struct kvp_session_table sessions;
   struct kvp_attach_listener attach;
   struct kvp_attachment_table attachments;
+  uv_work_t threads_start;
   uint64_t epoch;         /* allocations so far, over all pools */
   uint64_t step_sequence; /* steps so far, over all devices; fences are values of it */
   uint64_t next_memory_id;

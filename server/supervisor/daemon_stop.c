@@ -61,7 +61,8 @@ static void stop_goes_on(struct kvp_daemon *daemon) {
     }
     break;
   case KVP_STOP_LINKS:
-    if (daemon->links_running == 0 && daemon->pools.work == 0) {
+    /* Attachments are over, with their executors; their rings may still be on a thread. */
+    if (daemon->links_running == 0 && daemon->attachments.count == 0 && daemon->pools.work == 0) {
       daemon->stop_stage = KVP_STOP_RPC;
       kvp_rpc_server_stop(daemon->rpc, on_rpc_stopped);
     }

@@ -18,15 +18,16 @@ struct kvp_device {
   char name[kvp_name_bytes_max];
   struct kvp_executor_link *link;
   struct kvp_ledger ledger;
-  struct kvp_step_table steps; /* waiting and in flight */
-  uint32_t rings;              /* of workers that its executor has been told of and has not said to be rid of */
-  uint64_t ring_bytes;         /* host memory of attachments to it; a host device's ledger has them, too */
-  bool limit_known;            /* the ledger's limit is decided once, by the first executor */
-  uint64_t memory_bytes;       /* the latest executor's figure */
-  uint64_t others_bytes;       /* of them: contexts, other processes; as the latest look found it */
-  uint64_t looked_used_bytes;  /* of the ledger, when that look was asked for */
-  uv_timer_t look;             /* from time to time */
-  bool served;                 /* has been SERVING before */
+  struct kvp_step_table steps;   /* waiting and in flight */
+  uint32_t rings;                /* of workers that its executor has been told of and has not said to be rid of */
+  uint64_t ring_bytes;           /* host memory of attachments to it; a host device's ledger has them, too */
+  uint64_t import_address_bytes; /* of its executor's address space, for workers' memory; by buffer.c */
+  bool limit_known;              /* the ledger's limit is decided once, by the first executor */
+  uint64_t memory_bytes;         /* the latest executor's figure */
+  uint64_t others_bytes;         /* of them: contexts, other processes; as the latest look found it */
+  uint64_t looked_used_bytes;    /* of the ledger, when that look was asked for */
+  uv_timer_t look;               /* from time to time */
+  bool served;                   /* has been SERVING before */
 };
 
 /* The link and its events; spawns nothing. name is one of the configuration's. */

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/control_wire.h"
 #include "proto/limits.h"
 #include "server/supervisor/allocate.h"
 #include "server/supervisor/control_queue.h"
@@ -89,6 +90,7 @@ void kvp_executor_process_kill(struct kvp_executor_process *process, const char 
 }
 
 void kvp_executor_process_hang_up(struct kvp_executor_process *process) {
+  (void)kvp_executor_process_send(process, KVP_CONTROL_STOP, 0, NULL, 0, NULL, 0);
   process->dying = true;
   (void)uv_poll_stop(&process->control_poll);
   (void)shutdown(process->control, SHUT_RDWR);

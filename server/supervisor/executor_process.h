@@ -51,7 +51,7 @@ bool kvp_executor_process_send(struct kvp_executor_process *process, uint32_t ki
 /* busy: no room in the lane; device_lost: it is dying. */
 enum kvp_status kvp_executor_process_post(struct kvp_executor_process *process, uint32_t kind, uint64_t tag,
                                           const void *payload, uint32_t payload_bytes);
-/* Its control socket reads as closed from now on: it exits by itself. */
+/* Tells it to stop; its control socket reads as closed from then on, and it exits by itself. */
 void kvp_executor_process_hang_up(struct kvp_executor_process *process);
 /* reason: a literal. The first one counts. */
 void kvp_executor_process_kill(struct kvp_executor_process *process, const char *reason);

@@ -38,7 +38,8 @@ struct kvp_session {
   uint32_t blocks_coming;      /* asked for, being zeroed */
   uint32_t blocks_max;         /* 0: no quota */
   uint32_t buffer_count;
-  uint64_t buffer_bytes;
+  uint64_t buffer_bytes;                /* of those that a ledger knows of */
+  uint64_t import_address_bytes;        /* of the others */
   struct kvp_buffer *buffers;           /* list, by buffer.c */
   uint32_t attachments;                 /* by attachment.c; ending ones too */
   uint32_t queues;                      /* open step streams */

@@ -616,6 +616,36 @@ def test_somebody_else_whose_backlog_is_full(host):
             connection.close()
 
 
+@needs_root
+@pytest.mark.parametrize("mode, advice", [
+    (0o700, "its mode lets in its owner alone"),
+    (0o710, "join group 4711"),
+])
+def test_a_directory_that_is_closed_to_this_user(host, start_daemon, tmp_path, mode, advice):
+    """What is in it can't be seen: nothing is said of the socket, which everybody might open."""
+    daemon = start_daemon("--socket-mode", "0666")
+    host.tool = Tool(daemon.socket)
+    prefix = as_nobody(host, tmp_path)
+    os.chown(daemon.directory, -1, 4711)
+    daemon.directory.chmod(mode)
+    found = host.look(prefix=prefix, libraries=False, status=1)
+    found.is_about("socket", "problem", f"uid {NOBODY} can't see whether {daemon.socket} is there: Permission denied "
+                   f"({daemon.directory} is uid 0's, group 4711, mode 0{mode:o})", advice)
+    daemon.directory.chmod(0o755)
+    host.look(prefix=prefix, libraries=False).is_about("kvpoold", "ok", "answers")
+
+
+@needs_root
+def test_a_directory_above_is_closed_to_this_user(host, tmp_path):
+    """The socket's own can't be seen either."""
+    prefix = as_nobody(host, tmp_path)
+    (tmp_path / "closed" / "inner").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0o700)
+    host.tool = Tool(tmp_path / "closed" / "inner" / "a.sock", host.tool.path)
+    host.look(prefix=prefix, libraries=False, status=1).is_about(
+        "socket", "problem", f"({tmp_path}/closed is uid 0's, group 0, mode 0700)", "owner alone")
+
+
 def test_a_daemon_whose_backlog_is_full(host):
     with socket.socket(socket.AF_UNIX) as listener, open(f"{host.tool.socket}.lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -407,8 +407,16 @@ def test_sessions_and_their_workers(client, tool):
         assert 0 <= time.time_ns() - found["attached_unix_ns"] < 600 * 10**9
         row = re.search(rf"^ *{info['attachment_id']} +{session.id} +.*$", tool.run("sessions").stdout, re.M)
         fields = row.group().split()
+        own = re.search(rf"^ *{session.id} +engine .*$", tool.run("sessions").stdout, re.M).group().split()
+        assert own[-4:] == ["0", "0", "0", "1"]  # gRPC steps, in flight, refused: none; ring steps
         assert fields[2:6] == [str(os.getpid()), str(os.getuid()), DEVICE, "serving"] and fields[-2:] == ["1", "1"]
         buffer.release()
+        taken = sum(a.steps_taken for s in client.list_sessions() for a in s.attachments if a.device == DEVICE)
+        table = tool.run("info").stdout.splitlines()
+        head, = (line for line in table if line.startswith("DEVICE "))
+        row, = (line for line in table if line.startswith(f"{DEVICE} ") and "serving" in line)
+        end = head.index("RING STEPS") + len("RING STEPS")
+        assert row[:end].split()[-1] == str(taken)
     session.close()
 
 

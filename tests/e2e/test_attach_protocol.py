@@ -13,6 +13,7 @@ import stat
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -508,6 +509,7 @@ def test_a_worker_that_never_reads_is_dropped(start_daemon):
         kill_executor(client)
         wait_until(lambda restart=restart: client.device().restarts >= restart and
                    client.device().state == pb.DEVICE_SERVING, "serving again")
+        wait_until(lambda: [a.state for a in mine(client, session)] in ([], [pb.ATTACHMENT_SERVING]), "its ring")
         held.append(all_descriptors(daemon) - before)
         if not mine(client, session):
             break
@@ -652,7 +654,7 @@ def test_memory_of_a_worker(client, session, attach):
     assert read_buffer(session, part.buffer_id, 100) == data[48:148]
     os.pwrite(fd, b"new", 48)
     assert read_buffer(session, part.buffer_id, 3) == b"new"
-    assert client.device().buffer_bytes == 0  # not the daemon's memory
+    assert client.device().buffer_bytes == 8192 + 4096  # pages that are mapped, once for each
     with pytest.raises(Refused) as caught:
         attachment.map_buffer(part.buffer_id)
     assert caught.value.status == "invalid_argument"
@@ -660,9 +662,118 @@ def test_memory_of_a_worker(client, session, attach):
     assert read_buffer(session, part.buffer_id, 3) == b"new"
     attachment.close()
     wait_until(lambda: not mine(client, session), "worker gone")
+    assert client.device().buffer_bytes == 0
     with pytest.raises(RpcFailure) as caught:
         client.call("ReleaseBuffer", pb.ReleaseBufferRequest(session=session.ref, buffer_id=part.buffer_id))
     assert caught.value.status == "unknown_buffer"
+    os.close(fd)
+
+
+def make_hole(count, flags=0):
+    """A memfd of no page at all."""
+    fd = os.memfd_create("worker", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    os.ftruncate(fd, count)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SHRINK_GROW_SEAL)
+    return fd
+
+
+def executor_address_bytes(client):
+    status = Path(f"/proc/{client.device().executor_pid}/status").read_text()
+    return int(re.search(r"^VmSize:\s+(\d+) kB", status, re.M)[1]) << 10
+
+
+@host_only
+def test_an_allocation_is_not_mapped_as_a_whole(client, session, attach):
+    """Its pages that hold the buffer are. As a whole, 128 of 1 TiB would be all the addresses that the executor has."""
+    attachment, before = attach(session), executor_address_bytes(client)
+    fd = make_hole(1 << 40)
+    buffers = [attachment.import_buffer(fd, 1 << 40, 5000 * 4096 * i + 4080, 32) for i in range(160)]
+    assert executor_address_bytes(client) - before < 160 * (1 << 20)
+    assert client.device().buffer_bytes == 160 * 2 * 4096  # each in two pages
+    os.pwrite(fd, b"at the end of a page, and on the next one", 5000 * 4096 * 159 + 4080)
+    assert read_buffer(session, buffers[159].buffer_id, 32) == b"at the end of a page, and on the next one"[:32]
+    other = client.open_session("other")
+    attach(other).create_buffer(1 << 20)
+    other.close()
+    attachment.close()
+    wait_until(lambda: client.device().buffer_bytes == 0, "buffers gone")
+    os.close(fd)
+
+
+@host_only
+def test_a_workers_memory_is_the_devices(start_daemon):
+    """What of it is not there yet comes when a step writes it: never more than the device has left."""
+    client = start_daemon(device_memory="64M").client()
+    session, other = client.open_session("one"), client.open_session("other")
+    with Attachment(client.info().attach_socket, session.ref) as attachment:
+        left, ring = client.device().memory_left_bytes, client.device().ring_bytes
+        assert left == (64 << 20) - ring
+        fd = make_hole(1 << 40)
+        with pytest.raises(Refused) as caught:
+            attachment.import_buffer(fd, 1 << 40, 0, left // 4096 * 4096 + 1)
+        asked = (left // 4096 + 1) * 4096
+        assert caught.value.status == "out_of_memory"
+        assert (f"a worker's memory asks for {asked} bytes on {DEVICE}: {left} of {64 << 20} are left (0 in pools, "
+                f"0 in buffers, {ring} in workers' rings)") in caught.value.text
+        buffer = attachment.import_buffer(fd, 1 << 40, 0, 32 << 20)
+        assert client.device().memory_left_bytes == left - (32 << 20)
+        told = {s.session_id: s.buffer_bytes for s in client.list_sessions()}
+        assert told == {session.ref.session_id: 32 << 20, other.ref.session_id: 0}
+        with pytest.raises(RpcFailure) as failed:
+            other.create_buffer(left - (32 << 20) + 1)
+        assert failed.value.status == "out_of_memory"
+        other.create_buffer(left - (32 << 20))
+        attachment.release_buffer(buffer.buffer_id)
+        assert client.device().memory_left_bytes == 32 << 20
+        os.close(fd)
+    assert not [s for s in client.list_sessions() if s.session_id == session.ref.session_id and s.buffer_bytes]
+
+
+@host_only
+def test_huge_pages_are_not_taken(session, attach):
+    """Pages of the administrator's pool: one that isn't there any more would be the executor's SIGBUS."""
+    try:
+        fd = make_hole(2 << 20, os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("no huge pages on this kernel")
+    attachment = attach(session)
+    with pytest.raises(Refused) as caught:
+        attachment.import_buffer(fd, 2 << 20)
+    assert caught.value.status == "invalid_argument" and "is a memfd of huge pages" in caught.value.text
+    os.close(fd)
+    attachment.create_buffer(1)  # it is still attached
+
+
+def test_addresses_of_gpu_memory(start_daemon):
+    """A GPU's allocation is its worker's and no ledger's; as a whole it takes addresses of the executor's, each time."""
+    daemon = start_daemon(devices=("cuda:0",), executor=fake_executor_path(), device_memory="0")
+    client, tib = daemon.client(), 1 << 40
+    fd = os.memfd_create("a driver's", os.MFD_CLOEXEC)
+    session = client.open_session("one")
+    with Attachment(client.info().attach_socket, session.ref) as attachment:
+        first = attachment.import_buffer(fd, 4 * tib, 0, 4096, kind=wire.VMM)
+        attachment.import_buffer(fd, 4 * tib, 0, 4096, kind=wire.VMM)
+        with pytest.raises(Refused) as caught:
+            attachment.import_buffer(fd, 2 << 20, 0, 4096, kind=wire.VMM)
+        assert caught.value.status == "quota_exceeded"
+        assert (f"session {session.ref.session_id} has workers' allocations of {8 * tib} bytes mapped, {2 << 20} more "
+                f"than {8 * tib} are too many") in caught.value.text
+        assert client.device("cuda:0").buffer_bytes == 0
+        assert [(s.buffers, s.buffer_bytes) for s in client.list_sessions()] == [(2, 0)]
+        attachment.release_buffer(first.buffer_id)
+        attachment.import_buffer(fd, 4 * tib, 0, 4096, kind=wire.VMM)
+        attachment.import_buffer(-1, 4 * tib, 0, 4096, kind=wire.IPC_HANDLE)  # what the driver maps once
+    others = [client.open_session(f"other-{i}") for i in range(9)]
+    wait_until(lambda: not mine(client, session), "worker gone")
+    attached = [Attachment(client.info().attach_socket, other.ref) for other in others]
+    for attachment in attached[:8]:
+        attachment.import_buffer(fd, 4 * tib, 0, 4096, kind=wire.VMM)
+        attachment.import_buffer(fd, 4 * tib, 0, 4096, kind=wire.VMM)
+    with pytest.raises(Refused) as caught:
+        attached[8].import_buffer(fd, 2 << 20, 0, 4096, kind=wire.VMM)
+    assert caught.value.status == "busy" and f"cuda:0 has workers' allocations of {64 * tib} bytes" in caught.value.text
+    for attachment in attached:
+        attachment.close()
     os.close(fd)
 
 
@@ -1137,7 +1248,8 @@ def test_an_executor_that_answers_late(start_fake):
     connection.send(wire.ATTACH, 1, hello(session.ref))
     wait_until(lambda: mine(client, session), "attaching")
     session.close()
-    assert refusal_and_end(connection).text == "closed by CloseSession"
+    refusal = refusal_and_end(connection)
+    assert (refusal.status, refusal.text) == ("unknown_session", "closed by CloseSession")
     wait_until(lambda: not client.list_sessions() and open_descriptors(daemon) == before, "nothing left")
 
 

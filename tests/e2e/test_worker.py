@@ -804,6 +804,20 @@ def test_a_forked_child_leaves_its_parent_alone(daemon, pool, pool_name, how):
         "wrong []\nchild 7\n1 1 1 b'\\x00'\n1 parent\n", "", 0)
 
 
+def test_a_fork_of_what_was_detached(session):
+    """Given back by the parent alone, whoever detaches again."""
+    with kvpool.attach(session.ticket(DEVICE)) as worker:
+        step = worker.step()
+    worker.detach()
+    child = os.fork()
+    if child == 0:
+        worker.detach()
+        worker.detach()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    step.destroy()
+
+
 def test_a_forked_child_that_lives_on(client, session, worker):
     """When it has detached what it inherited the daemon sees the end of its parent's attachment, which it else can't."""
     def attached():

@@ -1,5 +1,6 @@
 """kill -9 of the supervisor: no executor, socket or memory is left over, and a new one starts in its place."""
 import os
+import re
 import signal
 
 import numpy as np
@@ -36,6 +37,19 @@ def test_supervisor_with_everything_going_on():
         session.run(lane.store_and_load_step())
         lane.check_out()
     daemon.remove()
+
+
+@pytest.mark.parametrize("ends, told", [("stop", "yes"), ("kill", "no")])
+def test_what_an_executor_knows_of_the_end(start_daemon, ends, told):
+    """One that is told doesn't wait for locks of a supervisor that goes on: that was a second of every stop."""
+    daemon = start_daemon()
+    log = open(daemon.log_path, encoding="utf-8")
+    if ends == "stop":
+        daemon.stop()
+    else:
+        daemon.kill()
+    with log:
+        assert re.findall(r"executor_stopped device=\S+ code=0 told=(\w+)$", log.read(), re.M) == [told]
 
 
 def test_supervisor_repeatedly():

@@ -44,6 +44,11 @@ def fake_executor_path():
     return build_dir() / "tests" / "unit" / "fake_executor"
 
 
+def held_rings_path():
+    """To be preloaded: rings that are not made before a file has gone; see tests/unit/held_rings.c."""
+    return build_dir() / "tests" / "unit" / "held_rings.so"
+
+
 def fake_cuda_executor_path():
     """A kvpool-exec on a CUDA in host memory (tests/unit/fake_cuda.c); builds without CUDA have none."""
     return build_dir() / "tests" / "unit" / "kvpool-exec-fake-cuda"

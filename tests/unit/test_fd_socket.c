@@ -207,6 +207,16 @@ static void test_memory_fd(void **state) {
     assert_non_null(strstr(error.text, i == 0 ? "0xf, with WRITE" : "0x17, with FUTURE_WRITE"));
     assert_int_equal(close(fd), 0);
   }
+  fd = memfd_create("huge-pages", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+  if (fd >= 0) { /* else the kernel has none */
+    struct stat huge;
+    assert_int_equal(fstat(fd, &huge), 0);
+    assert_int_equal(ftruncate(fd, huge.st_blksize), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+    assert_int_equal(kvp_memory_fd_check(fd, (uint64_t)huge.st_blksize, &error), KVP_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.text, "a memfd of huge pages"));
+    assert_int_equal(close(fd), 0);
+  }
   fd = kvp_memory_fd_create("open-for-one", 4096, &error);
   for (int i = 0; i < 2; i++) {
     char path[64];

@@ -158,7 +158,7 @@ typedef struct kvpool_device_info {
   uint64_t memory_limit_bytes; /* what pools and buffers may take together */
   uint64_t pool_bytes;         /* taken by pools: each region a multiple of memory_granularity_bytes */
   uint64_t buffer_bytes;       /* taken by buffers: each a multiple of memory_granularity_bytes */
-  uint64_t steps_in_flight;
+  uint64_t steps_in_flight;    /* over gRPC, like the next one; of rings, kvpool_attached_info.steps_taken tells */
   uint64_t steps_done;
   char description[256];
   char driver[64];              /* "580.95.05, CUDA 13.0"; "" for a host */
@@ -361,7 +361,7 @@ typedef struct kvpool_session_info {
   uint32_t buffers;
   uint64_t buffer_bytes;
   uint32_t queues;
-  uint32_t steps_in_flight;
+  uint32_t steps_in_flight; /* over gRPC, like the next two */
   uint64_t steps_done;
   uint64_t steps_refused;
   size_t attachment_count;

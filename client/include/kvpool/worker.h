@@ -138,8 +138,8 @@ KVPOOL_API kvpool_status kvpool_attachment_create_buffer(kvpool_attachment *atta
 KVPOOL_API kvpool_status kvpool_attachment_map_buffer(kvpool_attachment *attachment, uint64_t buffer_id,
                                                       kvpool_buffer **out, kvpool_error *error);
 /* Host devices: [offset_bytes, offset_bytes + bytes) of a memfd of memfd_bytes, sealed with SHRINK, GROW and SEAL,
- * not with WRITE or FUTURE_WRITE, and open for reading and writing; offset_bytes: a multiple of 16. fd stays the
- * caller's. */
+ * not with WRITE or FUTURE_WRITE, of ordinary pages, and open for reading and writing; offset_bytes: a multiple of 16.
+ * The pages that hold it count as memory of the device (out_of_memory). fd stays the caller's. */
 KVPOOL_API kvpool_status kvpool_attachment_import_memfd(kvpool_attachment *attachment, int fd, uint64_t memfd_bytes,
                                                         uint64_t offset_bytes, uint64_t bytes, kvpool_buffer **out,
                                                         kvpool_error *error);

@@ -3,7 +3,7 @@ import ctypes
 from ctypes import byref, c_char_p, c_int32, c_int64, c_void_p, py_object
 
 from ._int32 import numpy
-from ._library import ArrayStruct, library, made
+from ._library import ArrayStruct, Hold, library
 
 _CPU = 1
 
@@ -86,13 +86,12 @@ class Array:
         strides = (c_int64 * max(ndim, 1))(*(stride // self.itemsize for stride in self.strides))
         code, bits, _ = TYPES[self.dtype]
         spec = ArrayStruct(self.address, ndim, shape, strides, code, bits)
-        managed = made(self._export, self._owner.handle, byref(spec), is_versioned)
         name = _VERSIONED if is_versioned else _PLAIN
-        try:
-            return _new_capsule(managed, name, ctypes.cast(_drop_capsule, c_void_p))
-        except BaseException:
-            _delete(managed.value, name)
-            raise
+        managed = Hold(_delete, name)
+        self._export(self._owner.handle, byref(spec), is_versioned, byref(managed))
+        drop = ctypes.cast(_drop_capsule, c_void_p)
+        tensor, managed.value = managed.value, None  # the capsule's from here on
+        return _new_capsule(tensor, name, drop)
 
     def _why_not_numpy(self):
         if self._device[0] != _CPU:

@@ -1,4 +1,5 @@
 """libkvpool, loaded once: its structs and the types of its functions, as kvpool.h and worker.h declare them."""
+import collections
 import ctypes
 import ctypes.util
 import os
@@ -8,6 +9,7 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char
                     c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p)
 
 from ._errors import error_from, error_of_fork
+from ._given import TEXT, Checked, given
 
 HANDLE = c_void_p
 STATUS = c_int
@@ -19,7 +21,7 @@ class ErrorStruct(Structure):
                 ("text", c_char * 384)]
 
 
-class ConnectOptions(Structure):
+class ConnectOptions(Checked):
     _fields_ = [("size_bytes", c_size_t), ("timeout_ms", c_uint32), ("wait_until_serving", c_bool)]
 
 
@@ -40,12 +42,12 @@ class FormatInfo(Structure):
                 ("loaded_row_bytes", c_uint32), ("loaded_scale_bytes", c_uint32), ("note", c_char * 256)]
 
 
-class RegionSpec(Structure):
+class RegionSpec(Checked):
     _fields_ = [("name", c_char_p), ("format", c_char_p), ("width", c_uint32), ("compression_ratio", c_uint32),
                 ("num_layers", c_uint32), ("note", c_char_p)]
 
 
-class PoolSpec(Structure):
+class PoolSpec(Checked):
     _fields_ = [("name", c_char_p), ("kind", c_int), ("block_size", c_uint32), ("num_blocks", c_uint32),
                 ("placements", POINTER(c_char_p)), ("placement_count", c_size_t), ("regions", POINTER(RegionSpec)),
                 ("region_count", c_size_t), ("namespace_name", c_char_p)]
@@ -66,40 +68,40 @@ class SessionEvent(Structure):
 SESSION_EVENT_FN = CFUNCTYPE(None, c_void_p, POINTER(SessionEvent))
 
 
-class SessionOptions(Structure):
+class SessionOptions(Checked):
     _fields_ = [("size_bytes", c_size_t), ("name", c_char_p), ("namespace_name", c_char_p), ("blocks_max", c_uint32),
                 ("on_event", SESSION_EVENT_FN), ("context", c_void_p)]
 
 
-class Layer(Structure):
+class Layer(Checked):
     _fields_ = [("pool", HANDLE), ("region", c_uint32), ("layer", c_uint32)]
 
 
-class View(Structure):
+class View(Checked):
     _fields_ = [("buffer", HANDLE), ("offset_bytes", c_uint64), ("rows", c_uint64), ("row_stride_bytes", c_uint64),
                 ("row_bytes", c_uint32)]
 
 
-class AssembleSwa(Structure):
+class AssembleSwa(Checked):
     _fields_ = [("layer", Layer), ("segments", c_uint32), ("total_k", c_uint64)]
 
 
-class AssembleChunk(Structure):
+class AssembleChunk(Checked):
     _fields_ = [("source", POINTER(View)), ("reserved", c_uint64), ("gather", POINTER(c_uint32)),
                 ("store_slots", POINTER(c_uint32)), ("cast_back", c_bool), ("layer", POINTER(Layer))]
 
 
-class AssembleCompressed(Structure):
+class AssembleCompressed(Checked):
     _fields_ = [("layer", Layer), ("segments", c_uint32), ("total_k", c_uint64), ("keep_compressed", c_bool)]
 
 
-class FusedStore(Structure):
+class FusedStore(Checked):
     _fields_ = [("layer", Layer), ("source", View), ("norm_weight", View), ("eps", c_float), ("slots", c_uint32),
                 ("positions", c_uint32), ("cos_sin", POINTER(View)), ("rope_offset", POINTER(c_uint32)),
                 ("neox", c_bool), ("hadamard", c_bool), ("keep_float32", c_bool), ("cast_back", POINTER(View))]
 
 
-class Matrix(Structure):
+class Matrix(Checked):
     _fields_ = [("view", POINTER(View)), ("array", c_uint32)]
 
 
@@ -118,16 +120,16 @@ class CompletionStruct(Structure):
 COMPLETION_FN = CFUNCTYPE(None, c_void_p, POINTER(CompletionStruct))
 
 
-class Sequence(Structure):
+class Sequence(Checked):
     _fields_ = [("seqlen_k", c_int64), ("seqlen_q", c_int64), ("block_table", POINTER(c_int32)),
                 ("table_count", c_size_t)]
 
 
-class SwaSequence(Structure):
+class SwaSequence(Checked):
     _fields_ = [("state_id", c_int32), ("seqlen_k", c_int64), ("seqlen_q", c_int64), ("swa_valid_start", c_int64)]
 
 
-class AttachOptions(Structure):
+class AttachOptions(Checked):
     _fields_ = [("size_bytes", c_size_t), ("socket", c_char_p), ("session_id", c_uint64), ("secret", c_uint8 * 16),
                 ("device", c_char_p), ("timeout_ms", c_uint32)]
 
@@ -146,16 +148,16 @@ class MappedRegionStruct(Structure):
                 ("scales_offset_bytes", c_uint64)]
 
 
-class ArrayStruct(Structure):
+class ArrayStruct(Checked):
     _fields_ = [("data", c_void_p), ("ndim", c_int32), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)),
                 ("type_code", c_uint8), ("type_bits", c_uint8)]
 
 
-class PostOptions(Structure):
+class PostOptions(Checked):
     _fields_ = [("size_bytes", c_size_t), ("base", c_uint64), ("deadline_ms", c_uint32), ("want_accepted", c_bool)]
 
 
-class ReplayOptions(Structure):
+class ReplayOptions(Checked):
     _fields_ = [("size_bytes", c_size_t), ("mode", c_int), ("deadline_ms", c_uint32)]
 
 
@@ -179,91 +181,104 @@ _OUT = POINTER(HANDLE)
 _U32, _U64, _SIZE = POINTER(c_uint32), POINTER(c_uint64), POINTER(c_size_t)
 _VIEW, _LAYER, _MATRIX = POINTER(View), POINTER(Layer), POINTER(Matrix)
 _SEQUENCES, _SWA = POINTER(Sequence), POINTER(SwaSequence)
-_PLAN_TAIL = (c_void_p, c_size_t, _SIZE)
+_PLAN_TAIL = (c_void_p, ("capacity", c_size_t), _SIZE)
 
-# Calls that can fail: their last argument, the error, is not listed.
+# Calls that can fail: their last argument, the error, is not listed. What programs give has its name.
 _FALLIBLE = {
-    "client_connect": (c_char_p, POINTER(ConnectOptions), _OUT),
+    "client_connect": (("target", c_char_p), POINTER(ConnectOptions), _OUT),
     "server_info_get": (HANDLE, _OUT),
     "pool_create": (HANDLE, POINTER(PoolSpec), _OUT),
-    "pool_open": (HANDLE, c_char_p, _OUT),
+    "pool_open": (HANDLE, ("name", TEXT), _OUT),
     "pool_refresh": (HANDLE,),
     "pool_delete": (HANDLE, c_bool),
     "session_open": (HANDLE, POINTER(SessionOptions), _OUT),
     "session_state": (HANDLE,),
-    "blocks_allocate": (HANDLE, HANDLE, c_uint32, _I32),
-    "blocks_allocate_range": (HANDLE, HANDLE, c_uint32, c_uint32),
-    "blocks_free": (HANDLE, HANDLE, c_void_p, c_uint32),
-    "buffer_create": (HANDLE, c_char_p, c_uint64, _OUT),
-    "buffer_write": (HANDLE, c_uint64, c_void_p, c_uint64),
-    "buffer_read": (HANDLE, c_uint64, c_void_p, c_uint64),
+    "blocks_allocate": (HANDLE, HANDLE, ("count", c_uint32), _I32),
+    "blocks_allocate_range": (HANDLE, HANDLE, ("first", c_uint32), ("count", c_uint32)),
+    "blocks_free": (HANDLE, HANDLE, c_void_p, ("blocks", c_uint32)),
+    "buffer_create": (HANDLE, ("device", c_char_p), ("count", c_uint64), _OUT),
+    "buffer_write": (HANDLE, ("offset_bytes", c_uint64), c_void_p, ("count", c_uint64)),
+    "buffer_read": (HANDLE, ("offset_bytes", c_uint64), c_void_p, ("count", c_uint64)),
     "buffer_release": (HANDLE,),
     "buffer_export": (HANDLE, POINTER(ArrayStruct), c_bool, _OUT),
     "step_new": (HANDLE, _OUT),
-    "step_set_placement": (HANDLE, c_char_p),
-    "step_add_array": (HANDLE, c_void_p, c_size_t, _U32),
-    "step_add_buffer_array": (HANDLE, HANDLE, c_uint64, c_uint64, _U32),
-    "step_add_store": (HANDLE, _LAYER, _VIEW, c_uint32, _VIEW),
-    "step_add_load_flags": (HANDLE, _LAYER, c_uint32, c_uint64, _VIEW, _VIEW, c_uint32),
+    "step_set_placement": (HANDLE, ("device", c_char_p)),
+    "step_add_array": (HANDLE, c_void_p, ("values", c_size_t), _U32),
+    "step_add_buffer_array": (HANDLE, HANDLE, ("offset_bytes", c_uint64), ("count", c_uint64), _U32),
+    "step_add_store": (HANDLE, _LAYER, _VIEW, ("slots", c_uint32), _VIEW),
+    "step_add_load_flags": (HANDLE, _LAYER, ("segments", c_uint32), ("total_k", c_uint64), _VIEW, _VIEW,
+                            ("flags", c_uint32)),
     "step_add_assemble": (HANDLE, _VIEW, POINTER(AssembleSwa), POINTER(AssembleChunk), POINTER(AssembleCompressed),
-                          c_uint32),
+                          ("flags", c_uint32)),
     "step_add_fused_store": (HANDLE, POINTER(FusedStore)),
-    "step_add_convert_kv_index": (HANDLE, _LAYER, _MATRIX, c_uint32, c_uint32, c_uint32, c_uint32, _VIEW),
-    "step_add_swa_index_decode": (HANDLE, _LAYER, c_uint32, c_uint32, _VIEW),
-    "step_add_expand_swa_index": (HANDLE, c_uint32, c_uint32, _VIEW),
-    "step_add_kv_index_cat": (HANDLE, _MATRIX, c_uint32, _MATRIX, c_uint32, c_int32, _VIEW),
-    "step_add_copy_blocks": (HANDLE, HANDLE, c_uint32),
-    "step_add_zero_blocks": (HANDLE, HANDLE, c_uint32),
-    "step_set_wait": (HANDLE, c_uint32, c_uint64),
-    "step_set_signal": (HANDLE, c_uint32, c_uint64),
-    "step_run": (HANDLE, POINTER(OpReport), c_size_t),
+    "step_add_convert_kv_index": (HANDLE, _LAYER, _MATRIX, ("block_tables", c_uint32), ("table_columns", c_uint32),
+                                  ("valid", c_uint32), ("queries", c_uint32), _VIEW),
+    "step_add_swa_index_decode": (HANDLE, _LAYER, ("offset_len", c_uint32), ("window", c_uint32), _VIEW),
+    "step_add_expand_swa_index": (HANDLE, ("pivots", c_uint32), ("width", c_uint32), _VIEW),
+    "step_add_kv_index_cat": (HANDLE, _MATRIX, ("left_columns", c_uint32), _MATRIX, ("right_columns", c_uint32),
+                              ("right_base", c_int32), _VIEW),
+    "step_add_copy_blocks": (HANDLE, HANDLE, ("pairs", c_uint32)),
+    "step_add_zero_blocks": (HANDLE, HANDLE, ("blocks", c_uint32)),
+    "step_set_wait": (HANDLE, ("word", c_uint32), ("value", c_uint64)),
+    "step_set_signal": (HANDLE, ("word", c_uint32), ("value", c_uint64)),
+    "step_run": (HANDLE, POINTER(OpReport), ("reports", c_size_t)),
     "queue_open": (HANDLE, COMPLETION_FN, c_void_p, c_bool, _OUT),
     "queue_submit": (HANDLE, HANDLE, _U64),
     "queue_wait": (HANDLE,),
-    "rows_store": (HANDLE, _LAYER, c_void_p, c_uint64, c_uint32, c_void_p, c_size_t, POINTER(OpReport)),
-    "rows_load": (HANDLE, _LAYER, c_void_p, c_size_t, c_uint64, c_void_p, c_void_p, POINTER(OpReport)),
-    "plan_paged_range": (c_void_p, c_size_t, c_uint32, c_int64, c_int64, c_int32, *_PLAN_TAIL),
-    "plan_slot_mapping": (c_void_p, c_size_t, c_uint32, c_int64, c_int64, c_void_p),
-    "plan_new_compressed": (c_int64, c_int64, c_uint32, POINTER(c_int64), POINTER(c_int64)),
-    "plan_compressed": (_SEQUENCES, c_size_t, c_uint32, c_uint32, c_void_p, *_PLAN_TAIL, POINTER(c_int64)),
-    "plan_compressed_visible": (_SEQUENCES, c_size_t, c_uint32, c_void_p, c_void_p, c_void_p, c_size_t),
-    "plan_swa": (_SWA, c_size_t, c_uint32, c_uint32, *_PLAN_TAIL, POINTER(c_int64)),
-    "plan_swa_slots": (_SWA, c_size_t, c_uint32, *_PLAN_TAIL),
-    "plan_swa_pivots": (_SWA, c_size_t, c_uint32, *_PLAN_TAIL),
-    "plan_swa_decode": (_SWA, c_size_t, c_uint32, c_uint32, *_PLAN_TAIL),
-    "plan_mirror": (POINTER(c_int64), c_size_t, c_uint32, c_uint32, *_PLAN_TAIL),
-    "plan_mirror_reverse": (POINTER(c_int64), c_size_t, c_uint32, *_PLAN_TAIL),
+    "rows_store": (HANDLE, _LAYER, c_void_p, ("rows", c_uint64), ("row_bytes", c_uint32), c_void_p,
+                   ("slots", c_size_t), POINTER(OpReport)),
+    "rows_load": (HANDLE, _LAYER, c_void_p, ("segments", c_size_t), ("total_k", c_uint64), c_void_p, c_void_p,
+                  POINTER(OpReport)),
+    "plan_paged_range": (c_void_p, ("block_table", c_size_t), ("tokens_per_block", c_uint32), ("token_begin", c_int64),
+                         ("token_end", c_int64), ("dst_begin", c_int32), *_PLAN_TAIL),
+    "plan_slot_mapping": (c_void_p, ("block_table", c_size_t), ("tokens_per_block", c_uint32), ("token_begin", c_int64),
+                          ("token_end", c_int64), c_void_p),
+    "plan_new_compressed": (("seqlen_k", c_int64), ("seqlen_q", c_int64), ("ratio", c_uint32), POINTER(c_int64),
+                            POINTER(c_int64)),
+    "plan_compressed": (_SEQUENCES, ("sequences", c_size_t), ("ratio", c_uint32), ("tokens_per_block", c_uint32),
+                        c_void_p, *_PLAN_TAIL, POINTER(c_int64)),
+    "plan_compressed_visible": (_SEQUENCES, ("sequences", c_size_t), ("ratio", c_uint32), c_void_p, c_void_p, c_void_p,
+                                ("queries", c_size_t)),
+    "plan_swa": (_SWA, ("sequences", c_size_t), ("window", c_uint32), ("ring_tokens", c_uint32), *_PLAN_TAIL,
+                 POINTER(c_int64)),
+    "plan_swa_slots": (_SWA, ("sequences", c_size_t), ("ring_tokens", c_uint32), *_PLAN_TAIL),
+    "plan_swa_pivots": (_SWA, ("sequences", c_size_t), ("window", c_uint32), *_PLAN_TAIL),
+    "plan_swa_decode": (_SWA, ("sequences", c_size_t), ("window", c_uint32), ("ring_tokens", c_uint32), *_PLAN_TAIL),
+    "plan_mirror": (POINTER(c_int64), ("seqlens_q", c_size_t), ("ranks", c_uint32), ("rank", c_uint32), *_PLAN_TAIL),
+    "plan_mirror_reverse": (POINTER(c_int64), ("seqlens_q", c_size_t), ("ranks", c_uint32), *_PLAN_TAIL),
     "attach": (POINTER(AttachOptions), _OUT),
     "attachment_state": (HANDLE,),
-    "attachment_map_pool": (HANDLE, c_char_p, c_int, _OUT),
-    "attachment_create_buffer": (HANDLE, c_uint64, _OUT),
-    "attachment_map_buffer": (HANDLE, c_uint64, _OUT),
-    "attachment_import_memfd": (HANDLE, c_int, c_uint64, c_uint64, c_uint64, _OUT),
-    "attachment_import_device": (HANDLE, c_void_p, c_uint64, _OUT),
-    "attachment_import_vmm": (HANDLE, c_int, c_uint64, c_uint64, c_uint64, c_void_p, _OUT),
-    "timeline_device_address": (HANDLE, c_uint32, _U64),
-    "timeline_stream_signal": (HANDLE, c_uint32, c_uint64, c_void_p),
-    "timeline_stream_wait": (HANDLE, c_uint32, c_uint64, c_void_p),
-    "memfd_create": (c_char_p, c_uint64, POINTER(c_int)),
+    "attachment_map_pool": (HANDLE, ("name", TEXT), ("access", c_int), _OUT),
+    "attachment_create_buffer": (HANDLE, ("count", c_uint64), _OUT),
+    "attachment_map_buffer": (HANDLE, ("buffer_id", c_uint64), _OUT),
+    "attachment_import_memfd": (HANDLE, ("fd", c_int), ("memfd_bytes", c_uint64), ("offset_bytes", c_uint64),
+                                ("count", c_uint64), _OUT),
+    "attachment_import_device": (HANDLE, ("address", c_void_p), ("count", c_uint64), _OUT),
+    "attachment_import_vmm": (HANDLE, ("fd", c_int), ("allocation_bytes", c_uint64), ("offset_bytes", c_uint64),
+                              ("count", c_uint64), ("address", c_void_p), _OUT),
+    "timeline_device_address": (HANDLE, ("word", c_uint32), _U64),
+    "timeline_stream_signal": (HANDLE, ("word", c_uint32), ("value", c_uint64), ("stream", c_void_p)),
+    "timeline_stream_wait": (HANDLE, ("word", c_uint32), ("value", c_uint64), ("stream", c_void_p)),
+    "memfd_create": (("name", TEXT), ("count", c_uint64), POINTER(c_int)),
     "pool_map_export": (HANDLE, POINTER(ArrayStruct), c_bool, _OUT),
     "attachment_step_new": (HANDLE, _OUT),
     "attachment_post": (HANDLE, HANDLE, POINTER(PostOptions), _U64),
     "attachment_poll": (HANDLE, POINTER(POINTER(CompletionStruct))),
-    "attachment_wait": (HANDLE, c_uint32, POINTER(POINTER(CompletionStruct))),
-    "attachment_run": (HANDLE, HANDLE, POINTER(PostOptions), POINTER(OpReport), c_size_t),
-    "timeline_new": (HANDLE, c_int, _U32, _U64),
-    "timeline_signal": (HANDLE, c_uint32, c_uint64),
-    "timeline_poison": (HANDLE, c_uint32),
-    "timeline_read": (HANDLE, c_uint32, _U64),
-    "timeline_wait": (HANDLE, c_uint32, c_uint64, c_uint32),
-    "replay_new": (HANDLE, c_uint32, POINTER(ReplayOptions), _OUT),
-    "step_set_replay_points": (HANDLE, c_uint32, c_uint32),
+    "attachment_wait": (HANDLE, ("timeout_ms", c_uint32), POINTER(POINTER(CompletionStruct))),
+    "attachment_run": (HANDLE, HANDLE, POINTER(PostOptions), POINTER(OpReport), ("reports", c_size_t)),
+    "timeline_new": (HANDLE, ("writer", c_int), _U32, _U64),
+    "timeline_signal": (HANDLE, ("word", c_uint32), ("value", c_uint64)),
+    "timeline_poison": (HANDLE, ("word", c_uint32)),
+    "timeline_read": (HANDLE, ("word", c_uint32), _U64),
+    "timeline_wait": (HANDLE, ("word", c_uint32), ("value", c_uint64), ("timeout_ms", c_uint32)),
+    "replay_new": (HANDLE, ("points", c_uint32), POINTER(ReplayOptions), _OUT),
+    "step_set_replay_points": (HANDLE, ("begins", c_uint32), ("ends", c_uint32)),
     "replay_post": (HANDLE, HANDLE, _U64),
-    "replay_begin": (HANDLE, c_void_p),
-    "replay_end": (HANDLE, c_void_p, c_uint32),
-    "replay_signal": (HANDLE, c_void_p, c_uint32),
-    "replay_wait": (HANDLE, c_void_p, c_uint32),
-    "replay_signal_and_wait": (HANDLE, c_void_p, c_uint32),
+    "replay_begin": (HANDLE, ("stream", c_void_p)),
+    "replay_end": (HANDLE, ("stream", c_void_p), ("last_point", c_uint32)),
+    "replay_signal": (HANDLE, ("stream", c_void_p), ("point", c_uint32)),
+    "replay_wait": (HANDLE, ("stream", c_void_p), ("point", c_uint32)),
+    "replay_signal_and_wait": (HANDLE, ("stream", c_void_p), ("point", c_uint32)),
     "replay_check": (HANDLE,),
 }
 
@@ -271,15 +286,15 @@ _FALLIBLE = {
 _PLAIN = {
     "version": (c_char_p,),
     "client_destroy": (None, HANDLE),
-    "client_interrupt": (None, HANDLE, c_uint32),
+    "client_interrupt": (None, HANDLE, ("timeout_ms", c_uint32)),
     "server_info_destroy": (None, HANDLE),
     "server_info_version": (c_char_p, HANDLE),
     "server_info_pid": (c_uint64, HANDLE),
     "server_info_attach_socket": (c_char_p, HANDLE),
     "server_info_device_count": (c_size_t, HANDLE),
-    "server_info_device": (POINTER(DeviceInfo), HANDLE, c_size_t),
+    "server_info_device": (POINTER(DeviceInfo), HANDLE, ("index", c_size_t)),
     "server_info_format_count": (c_size_t, HANDLE),
-    "server_info_format": (POINTER(FormatInfo), HANDLE, c_size_t),
+    "server_info_format": (POINTER(FormatInfo), HANDLE, ("index", c_size_t)),
     "pool_destroy": (None, HANDLE),
     "pool_id": (c_uint64, HANDLE),
     "pool_name": (c_char_p, HANDLE),
@@ -288,9 +303,9 @@ _PLAIN = {
     "pool_num_blocks": (c_uint32, HANDLE),
     "pool_free_blocks": (c_uint32, HANDLE),
     "pool_placement_count": (c_size_t, HANDLE),
-    "pool_placement": (c_char_p, HANDLE, c_size_t),
+    "pool_placement": (c_char_p, HANDLE, ("index", c_size_t)),
     "pool_region_count": (c_size_t, HANDLE),
-    "pool_region": (POINTER(RegionInfo), HANDLE, c_size_t),
+    "pool_region": (POINTER(RegionInfo), HANDLE, ("index", c_size_t)),
     "session_close": (None, HANDLE),
     "session_id": (c_uint64, HANDLE),
     "session_secret": (None, HANDLE, c_void_p),
@@ -303,14 +318,14 @@ _PLAIN = {
     "queue_close": (None, HANDLE),
     "detach": (None, HANDLE),
     "attachment_info_get": (None, HANDLE, POINTER(AttachmentInfo)),
-    "attachment_saw_epoch": (None, HANDLE, c_uint64),
+    "attachment_saw_epoch": (None, HANDLE, ("epoch", c_uint64)),
     "attachment_dl_device": (None, HANDLE, POINTER(c_int32), POINTER(c_int32)),
     "attachment_fd": (c_int, HANDLE),
     "attachment_arm": (c_bool, HANDLE),
     "pool_map_destroy": (None, HANDLE),
     "pool_map_pool": (HANDLE, HANDLE),
-    "pool_map_region": (POINTER(MappedRegionStruct), HANDLE, c_size_t),
-    "timeline_free": (None, HANDLE, c_uint32),
+    "pool_map_region": (POINTER(MappedRegionStruct), HANDLE, ("index", c_size_t)),
+    "timeline_free": (None, HANDLE, ("word", c_uint32)),
     "replay_destroy": (None, HANDLE),
     "replay_mode_get": (c_int, HANDLE),
     "replay_abort": (None, HANDLE),
@@ -326,15 +341,38 @@ def _load():
         raise ImportError(f"{error}: install libkvpool, or let KVPOOL_LIBRARY name libkvpool.so") from None
 
 
-def _checked(function, types):
-    function.restype, function.argtypes = STATUS, [*types, _ERROR]
+def _typed(function, result, types):
+    """What turns the arguments of a call into what the function takes."""
+    named = [found if isinstance(found, tuple) else (None, found) for found in types]
+    function.restype, function.argtypes = result, [kind for _, kind in named]
+    checked = [(index, name, kind) for index, (name, kind) in enumerate(named) if name is not None]
+
+    def arguments_of(arguments):
+        arguments = list(arguments)
+        for index, name, kind in checked:
+            arguments[index] = given(name, arguments[index], kind)
+        return arguments
+
+    return arguments_of if checked else tuple
+
+
+def _fallible(function, types):
+    arguments_of = _typed(function, STATUS, [*types, _ERROR])
 
     def call(*arguments):
         error = ErrorStruct()
-        if function(*arguments, byref(error)) != 0:
+        if function(*arguments_of(arguments), byref(error)) != 0:
             raise error_from(error)
 
+    call.c_function = function
     return call
+
+
+def _plain(function, result, types):
+    arguments_of = _typed(function, result, types)
+    if arguments_of is tuple:
+        return function
+    return lambda *arguments: function(*arguments_of(arguments))
 
 
 class _Functions:
@@ -342,11 +380,9 @@ class _Functions:
 
     def __init__(self, library):
         for name, types in _FALLIBLE.items():
-            setattr(self, name, _checked(getattr(library, f"kvpool_{name}"), types))
+            setattr(self, name, _fallible(getattr(library, f"kvpool_{name}"), types))
         for name, (result, *types) in _PLAIN.items():
-            function = getattr(library, f"kvpool_{name}")
-            function.restype, function.argtypes = result, types
-            setattr(self, name, function)
+            setattr(self, name, _plain(getattr(library, f"kvpool_{name}"), result, types))
 
 
 library = _Functions(_load())
@@ -376,25 +412,111 @@ def _release(pid, release, *arguments):
         release(*arguments)
 
 
+_gone = collections.deque()  # of holds and watches: what nobody has any more
+_watches = {}  # by the id of their hold
+
+
+def give_back_gone(gone):
+    """Whoever is interrupted here leaves the rest, and what it was at, to the next."""
+    while gone:
+        first = gone[0]
+        first.give_back()
+        if gone and gone[0] is first:
+            gone.popleft()
+
+
+class Hold(HANDLE):
+    """A handle, to be given back once. It is there before the call that writes the handle into it: whatever a signal
+    handler raises, and wherever, the handle is somebody's. Handlers run behind calls and at the begin of functions of
+    Python's; where no handle may get lost there is none between two lines."""
+
+    _release = None
+
+    def __init__(self, release, *arguments, turns=None):
+        """release(handle, *arguments): a function of C's. turns: in one of which it is given back when it is gone."""
+        super().__init__()
+        self._arguments, self._turns, self._pid = arguments, turns, os.getpid()
+        self._gone = _gone if turns is None else turns.gone
+        self._release = release
+
+    def give_back(self):
+        """What the function returns; None when it has been given back, or is another process's."""
+        if self._pid != os.getpid():
+            return None
+        _watches.pop(id(self), None)
+        handle, self.value = self.value, None
+        return self._release(handle, *self._arguments) if handle is not None else None
+
+    def watch(self, owner):
+        """It is gone with its owner."""
+        watch = _Watch(owner, self._gone.append)
+        watch.hold = self
+        _watches[id(self)] = watch
+
+    def drop(self):
+        """Nobody has it any more."""
+        self._gone.append(self)
+        if self._turns is None or self._turns.is_over:
+            give_back_gone(self._gone)
+
+    def __del__(self):
+        """It never had an owner."""
+        if self._release is not None and self.value is not None and self._pid == os.getpid():
+            self.drop()
+
+
+class _Watch(weakref.ref):
+    """Tells that an owner is gone by C alone: a finalizer of Python's can be interrupted before its first line."""
+    __slots__ = ("hold",)
+
+    def give_back(self):
+        self.hold.give_back()
+
+
+class FallibleHold(Hold):
+    """Of a release that can fail."""
+
+    def __init__(self, release, turns=None):
+        self._error = ErrorStruct()
+        super().__init__(release.c_function, byref(self._error), turns=turns)
+
+    def give_back_or_raise(self):
+        if self.give_back():
+            raise error_from(self._error)
+
+
 class Owned(OfProcess):
     """Something of the library's that this object gives back: when it is told to, when it is gone, at exit."""
 
     _handle = None
 
-    def _own(self, handle, release, *arguments):
-        self._handle = handle
-        self._finalizer = self._finalize(release, handle, *arguments)
+    def _make(self, hold, call, *arguments):
+        """call(*arguments, out)"""
+        give_back_gone(_gone)
+        call(*arguments, byref(hold))
+        self._handle = hold
+        self._finalizer = self._finalize(hold.drop)
+        hold.watch(self)
 
     @property
     def handle(self):
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             raise ValueError(f"this {type(self).__name__} has been given back")
         self._check_process()
-        return self._handle
+        return handle
+
+    def _disown(self):
+        """What is to be given back at once; None: it has been."""
+        hold, self._handle = self._handle, None
+        if hold is not None:
+            self._finalizer.detach()
+        return hold
 
     def _give_back(self):
-        self._handle = None
-        self._finalizer()
+        hold = self._disown()
+        if hold is not None:
+            hold.give_back()
 
 
 _callback = threading.local()
@@ -424,19 +546,27 @@ def drop_callback(function):
         _callbacks_kept.append(function)
 
 
-def destroy_client(handle):
-    """By another thread where the last of a client went inside a callback: it waits for the thread that runs those."""
-    if is_in_callback():
-        threading.Thread(target=library.client_destroy, args=(handle,)).start()
-    else:
-        library.client_destroy(handle)
+class CallbackHold(Hold):
+    """Of somebody who gives callbacks, until it has been closed."""
+
+    def __init__(self, release, function):
+        self._function = function
+        super().__init__(release)
+
+    def give_back(self):
+        super().give_back()
+        drop_callback(self._function)
 
 
-def made(call, *arguments):
-    """The handle that a call gives as its last output."""
-    handle = HANDLE()
-    call(*arguments, byref(handle))
-    return handle
+class ClientHold(Hold):
+    """Given back by another thread where the last of a client went inside a callback: it waits for the thread that runs
+    those."""
+
+    def give_back(self):
+        if is_in_callback():
+            threading.Thread(target=super().give_back).start()
+        else:
+            super().give_back()
 
 
 def fields_of(struct):

@@ -4,6 +4,7 @@ Arrays come back as int32 of numpy, or as memoryviews where there is no numpy.""
 import ctypes
 from ctypes import POINTER, byref, c_int32, c_int64, c_size_t
 
+from ._given import whole
 from ._int32 import Int32In, Int32Out
 from ._library import Sequence, SwaSequence, library
 
@@ -30,6 +31,7 @@ def paged_range(block_table, tokens_per_block, token_begin, token_end, dst_begin
 
 def slot_mapping(block_table, tokens_per_block, token_begin, token_end):
     """Slots of tokens [token_begin, token_end)."""
+    token_begin, token_end = whole("token_begin", token_begin, c_int64), whole("token_end", token_end, c_int64)
     table, out = Int32In(block_table), Int32Out(max(token_end - token_begin, 0))
     library.plan_slot_mapping(table.address, table.count, tokens_per_block, token_begin, token_end, out.address)
     return out.get()
@@ -106,7 +108,7 @@ def swa_decode(sequences, window, ring_tokens):
 
 
 def _lengths(seqlens_q):
-    return (c_int64 * max(len(seqlens_q), 1))(*seqlens_q), len(seqlens_q)
+    return (c_int64 * max(len(seqlens_q), 1))(*(whole("seqlens_q", n, c_int64) for n in seqlens_q)), len(seqlens_q)
 
 
 def mirror(seqlens_q, ranks, rank):
