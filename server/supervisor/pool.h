@@ -31,11 +31,11 @@ struct kvp_pool {
   struct kvp_owner_table owners;
   struct kvp_lease_table *leases;
   struct kvp_block_namespaces namespaces;
-  struct kvp_pool_access access;
   uint64_t bytes_per_placement;
   uint32_t steps_in_flight; /* kept by step.c: a pool in use is not deleted */
-  bool serving;             /* created completely; only then can it be found */
   uint32_t restores;        /* under way: not deleted meanwhile */
+  bool serving;             /* created completely; only then can it be found */
+  struct kvp_pool_access access;
 };
 
 struct kvp_pool_table {

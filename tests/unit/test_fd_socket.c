@@ -305,7 +305,7 @@ static int fill(struct rlimit *limit, int *fds, int max) {
 static void test_no_room(void **state) {
   (void)state;
   int before = open_fd_count();
-  int pair[2], fds[64];
+  int pair[2], fds[64] = {0};
   struct rlimit limit;
   struct kvp_error error;
   assert_int_equal(kvp_fd_socket_pair(pair), 0);
