@@ -188,13 +188,14 @@ static enum kvp_status segments_cut(struct kvp_intake_op *op, const struct kvp_s
   }
   uint64_t filled = 0;
   for (uint64_t i = 0; i < count; i++) {
-    struct kvp_segment rest = segments[i];
-    while (segment_rows(&rest) > 0) {
-      const int32_t length = (int32_t)(segment_rows(&rest) < piece_rows ? segment_rows(&rest) : piece_rows);
-      pieces[filled++] =
-          (struct kvp_segment){rest.src_block, rest.src_begin, rest.src_begin + length, rest.dst_offset};
-      rest.src_begin += length;
-      rest.dst_offset += length;
+    const struct kvp_segment *whole = &segments[i];
+    for (int64_t done = 0; done < segment_rows(whole); done += piece_rows) {
+      const int64_t left = segment_rows(whole) - done;
+      const int64_t begin = whole->src_begin + done;
+      pieces[filled++] = (struct kvp_segment){.src_block = whole->src_block,
+                                              .src_begin = (int32_t)begin,
+                                              .src_end = (int32_t)(begin + (left < piece_rows ? left : piece_rows)),
+                                              .dst_offset = (int32_t)(whole->dst_offset + done)};
     }
   }
   memo->segments = pieces;

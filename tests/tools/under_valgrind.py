@@ -31,7 +31,8 @@ def run(test, seconds):
     """(exit status or None for a timeout, output)"""
     _, command, folder, environment = test
     try:
-        done = subprocess.run(VALGRIND + command, cwd=folder, env={**os.environ, **environment}, timeout=seconds,
+        done = subprocess.run(VALGRIND + command, cwd=folder, timeout=seconds,
+                              env={**os.environ, **environment, "KVPOOL_UNDER_VALGRIND": "1"},
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         return done.returncode, done.stdout.decode(errors="replace")
     except subprocess.TimeoutExpired as expired:

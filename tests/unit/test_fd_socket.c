@@ -304,6 +304,9 @@ static int fill(struct rlimit *limit, int *fds, int max) {
  * who doesn't ask it is as malformed as ever. */
 static void test_no_room(void **state) {
   (void)state;
+  if (getenv("KVPOOL_UNDER_VALGRIND") != NULL) {
+    skip(); /* it keeps the limit itself, and the kernel doesn't know of it */
+  }
   int before = open_fd_count();
   int pair[2], fds[64] = {0};
   struct rlimit limit;
