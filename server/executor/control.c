@@ -271,7 +271,9 @@ static enum kvp_status removal_ask(struct kvp_control *control, enum kvp_object_
   change->kind = kind;
   change->id = message_id(control);
   if (kind == KVP_REMOVE_BUFFER) {
-    change->attachment_id = ((const struct kvp_control_buffer *)(const void *)control->message.body)->attachment_id;
+    struct kvp_control_buffer request;
+    memcpy(&request, control->message.body, sizeof request);
+    change->attachment_id = request.attachment_id;
   }
   change->request = control->message.request;
   enum kvp_status status = kvp_server_change(control->server, change);

@@ -205,7 +205,7 @@ static void first_fail(struct kvp_dispatch *dispatch, uint64_t value, struct kvp
     leg->signal.params.signal.value = queue->stream->launched_value;
     stream_push(queue->stream, leg);
   }
-  (void)kvp_queues_give_up(&dispatch->queues, is_behind);
+  kvp_queues_give_up(&dispatch->queues, is_behind);
   if (kvp_step_is_over(step)) {
     step_finish(step, finished);
   }

@@ -168,14 +168,13 @@ void kvp_queues_unpark(struct kvp_queues *queues, struct kvp_queue *queue) {
   queue_line_up(queues, queue);
 }
 
-struct kvp_step *kvp_queues_give_up(struct kvp_queues *queues, bool is_behind) {
+void kvp_queues_give_up(struct kvp_queues *queues, bool is_behind) {
   struct kvp_queue *queue = line_pop(queues);
   struct kvp_step *step = kvp_step_list_pop(&queue->waiting);
   step->is_failed = true;
   step->launched_legs += is_behind;
   queue->launched_count += is_behind;
   queue_settle(queues, queue);
-  return step;
 }
 
 void kvp_queue_drop(struct kvp_queues *queues, struct kvp_queue *queue, const struct kvp_served_ring *ring,

@@ -57,7 +57,7 @@ void kvp_queues_park(struct kvp_queues *queues);
 void kvp_queues_unpark(struct kvp_queues *queues, struct kvp_queue *queue);
 /* Takes the first queue's step out, though not all of it was launched: it is marked as failed. is_behind: its next leg
  * counts as launched, as it stands on the queue's stream behind those that are. The queue may be gone afterwards. */
-struct kvp_step *kvp_queues_give_up(struct kvp_queues *queues, bool is_behind);
+void kvp_queues_give_up(struct kvp_queues *queues, bool is_behind);
 /* Takes all steps of the ring out: those with legs under way are marked as failed, the others put in the list. The
  * queue may be gone afterwards. */
 void kvp_queue_drop(struct kvp_queues *queues, struct kvp_queue *queue, const struct kvp_served_ring *ring,

@@ -1,8 +1,8 @@
 /* A StepRequest of protobuf as an encoded step.
  *
  * Checked here: what a message can get wrong by itself - fields that are missing, array numbers, sizes of arrays, the
- * limits of one step, pools of other namespaces - and where the step runs. Pools' regions, blocks, slots, views and buffers are checked by the
- * executor. Loop thread only; looks at pools and devices, changes nothing.
+ * limits of one step, pools of other namespaces - and where the step runs. Pools' regions, blocks, slots, views and
+ * buffers are checked by the executor. Loop thread only; looks at pools and devices, changes nothing.
  */
 #ifndef KVPOOL_SUPERVISOR_STEP_ENCODE_H
 #define KVPOOL_SUPERVISOR_STEP_ENCODE_H
