@@ -223,6 +223,11 @@ class Attachment(OfProcess):
                 return True
         return False
 
+    def _keep_again(self, taken):
+        """Nobody was told, as a signal handler raised: it is the first for whoever comes next."""
+        if taken:
+            self._kept = {taken[0]: None, **self._kept}
+
     def _next(self, is_wanted, taken, call, *arguments):
         """The next that is wanted, if there is one, to `taken`. The others are kept for those who want them."""
         self._keep_told()
@@ -251,9 +256,8 @@ class Attachment(OfProcess):
         taken = []
         try:
             self.turn(self._next, self._is_for_all, taken, library.attachment_poll)
-        except BaseException:  # of a signal handler: it hasn't been told
-            if taken:
-                self._kept = {taken[0]: None, **self._kept}
+        except BaseException:
+            self._keep_again(taken)
             raise
         return taken[0] if taken else None
 
@@ -263,8 +267,7 @@ class Attachment(OfProcess):
         try:
             self._wait(self._is_for_all, taken, timeout_ms)
         except BaseException:
-            if taken:
-                self._kept = {taken[0]: None, **self._kept}
+            self._keep_again(taken)
             raise
         if not taken:
             raise DeadlineExceeded(Status.DEADLINE_EXCEEDED, "no step of the "
@@ -281,8 +284,7 @@ class Attachment(OfProcess):
             self._post(step, options, step_id, True)
             self._wait(lambda completion: completion.step_id == step_id.value, taken, timeout_ms)
         except BaseException:
-            if taken:
-                self._kept = {taken[0]: None, **self._kept}
+            self._keep_again(taken)
             raise
         finally:
             self._running.discard(step_id.value)
